@@ -1,0 +1,74 @@
+"""Law 10. Bad input is refused early.
+
+Each message names the thing, the place, the value and the cure. Early means before the first update: a run that dies
+after an hour on a bad token has lost the hour.
+"""
+
+import pytest
+import torch
+
+from tinytrain.corpus import load_corpus
+from tinytrain.data import TokenRows
+from tinytrain.loss import cross_entropy
+from tinytrain.model import GPT, PRESETS
+from tinytrain.schedule import warmup_cosine
+from tinytrain.train import TrainConfig
+
+
+def file_of(folder, name, content):
+    (folder / name).write_bytes(content)
+    return folder / name
+
+
+CASES = {
+    "an empty corpus": (
+        lambda folder: load_corpus(file_of(folder, "empty.txt", b"")),
+        ["empty.txt", "holds no text", "0 bytes"],
+    ),
+    "a corpus shorter than one row": (
+        lambda folder: TokenRows(torch.arange(10), row_length=64, vocab_size=256, name="poem.txt"),
+        ["poem.txt", "10 tokens", "row_length=64", "Give more text or a smaller row_length"],
+    ),
+    "a binary file": (
+        lambda folder: load_corpus(file_of(folder, "photo.png", b"\x89PNG\r\n\x1a\n\0\0")),
+        ["photo.png", "0x89", "offset 0", "binary", "Save the file as UTF-8"],
+    ),
+    "text in another encoding": (
+        lambda folder: load_corpus(file_of(folder, "cafe.txt", b"caf\xe9")),
+        ["cafe.txt", "0xe9", "offset 3", "Save the file as UTF-8"],
+    ),
+    "an id outside the vocabulary, in the data": (
+        lambda folder: TokenRows(torch.tensor([1, 2, 999, 4]), 2, vocab_size=256, name="poem.txt"),
+        ["poem.txt", "999", "position 2", "0..255", "tokenizer"],
+    ),
+    "an id outside the vocabulary, at the model": (
+        lambda folder: GPT(PRESETS["nano"])(torch.tensor([[1, 2, 256]])),
+        ["256", "position [0, 2]", "0..255", "tokenizer"],
+    ),
+    "a row longer than the model's positions": (
+        lambda folder: GPT(PRESETS["nano"])(torch.zeros(1, 65, dtype=torch.long)),
+        ["65 tokens", "max_positions=64", "cut shorter rows"],
+    ),
+    "a warmup longer than the run": (
+        lambda folder: TrainConfig(total_steps=10, warmup_steps=20, max_lr=1e-3),
+        ["warmup_steps=20", "total_steps=10", "Lower warmup_steps"],
+    ),
+    "the same, asked of the schedule itself": (
+        lambda folder: warmup_cosine(0, max_lr=1.0, min_lr=0.1, warmup_steps=20, total_steps=10),
+        ["warmup_steps=20", "total_steps=10", "Lower warmup_steps"],
+    ),
+    "a negative label that is not -100": (
+        lambda folder: cross_entropy(torch.zeros(1, 2, 5), torch.tensor([[3, -1]])),
+        ["label -1", "position [0, 1]", "0..4", "-100", "ignore_index"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_message_names_the_thing_the_place_the_value_and_the_cure(case, tmp_path):
+    make, words = CASES[case]
+    with pytest.raises(ValueError) as caught:
+        make(tmp_path)
+    message = str(caught.value)
+    print(f"{case}: {message}")
+    assert not [word for word in words if word not in message], message

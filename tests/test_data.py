@@ -1,0 +1,100 @@
+import pytest
+import torch
+
+from tinytrain.data import RowBatches, TokenRows, row_order
+
+
+def rows_of_range(n, row_length):
+    return TokenRows(torch.arange(n), row_length, vocab_size=n)
+
+
+@pytest.mark.parametrize(("n", "row_length"), [(11, 4), (5, 4), (9, 4), (10, 4), (100, 7), (2, 1)])
+def test_every_token_but_the_first_is_a_target_exactly_once(n, row_length):
+    rows = rows_of_range(n, row_length)
+    targets = [label for i in range(len(rows)) for label in rows[i]["labels"].tolist() if label != -100]
+    assert targets == list(range(1, n))
+
+
+def test_a_label_is_the_token_after_its_input():
+    for i in range(len(rows := rows_of_range(50, 8))):
+        row = rows[i]
+        told = row["labels"] != -100
+        assert torch.equal(row["labels"][told], row["input_ids"][told] + 1)
+        assert row["input_ids"].shape == row["labels"].shape == (8,)
+
+
+def test_a_text_shorter_than_a_row_is_refused_with_both_numbers():
+    with pytest.raises(ValueError, match=r"poem: 4 tokens are too few for one row of row_length=4"):
+        TokenRows(torch.arange(4), 4, vocab_size=4, name="poem")
+
+
+def test_an_id_outside_the_vocabulary_is_refused_before_training():
+    with pytest.raises(ValueError, match=r"poem: token id 5 at position 2 is outside the vocabulary 0\.\.4"):
+        TokenRows(torch.tensor([0, 1, 5, 2]), 2, vocab_size=5, name="poem")
+
+
+def test_ids_of_the_wrong_kind_are_refused():
+    with pytest.raises(ValueError, match=r"torch.float32 \[8\]; need integers"):
+        TokenRows(torch.zeros(8), 2, vocab_size=5)
+
+
+def test_a_row_that_is_not_there_is_refused():
+    with pytest.raises(IndexError, match="row 3 is not one of its 3 rows"):
+        rows_of_range(11, 4)[3]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 7])
+def test_an_epoch_visits_every_row_once_and_its_last_batch_holds_the_rest(batch_size):
+    batches = RowBatches(rows=rows_of_range(101, 10), batch_size=batch_size, seed=3)
+    per_epoch = batches.batches_per_epoch
+    for epoch in range(3):
+        visited = [row for n in range(per_epoch) for row in batches.rows_of(epoch * per_epoch + n)]
+        assert sorted(visited) == list(range(10))
+
+
+def test_the_order_differs_between_epochs_and_seeds_and_is_the_same_when_asked_again():
+    orders = {(seed, epoch): tuple(row_order(50, seed=seed, epoch=epoch).tolist()) for seed in range(3) for epoch in range(3)}
+    assert len(set(orders.values())) == 9  # with seed + epoch as the seed, only 5 would differ
+    assert orders[1, 2] == tuple(row_order(50, seed=1, epoch=2).tolist())
+
+
+def test_the_order_does_not_move_or_read_the_global_generator():
+    torch.manual_seed(1)
+    first = row_order(20, seed=0, epoch=0)
+    state = torch.get_rng_state()
+    torch.manual_seed(2)
+    assert torch.equal(first, row_order(20, seed=0, epoch=0))
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_any_batch_can_be_asked_for_at_any_time():
+    batches = RowBatches(rows=rows_of_range(101, 10), batch_size=4, seed=3)
+    forwards = [batches.rows_of(n) for n in range(9)]
+    assert [batches.rows_of(n) for n in reversed(range(9))] == forwards[::-1]
+    assert batches.place(0) == (0, 0) and batches.place(3) == (1, 0) and batches.place(7) == (2, 1)
+
+
+def test_micro_batches_cut_the_same_rows():
+    rows = rows_of_range(101, 10)
+    whole = RowBatches(rows=rows, batch_size=8, seed=3)
+    cut = RowBatches(rows=rows, batch_size=8, micro_batch_size=3, seed=3)
+    assert [len(piece["input_ids"]) for piece in cut[0]] == [3, 3, 2]
+    assert torch.equal(torch.cat([piece["labels"] for piece in cut[0]]), whole[0][0]["labels"])
+
+
+def test_without_shuffling_rows_come_in_the_order_of_the_text():
+    batches = RowBatches(rows=rows_of_range(101, 10), batch_size=4, shuffle=False)
+    assert batches.rows_of(1) == [4, 5, 6, 7] and batches.rows_of(4) == [4, 5, 6, 7]
+
+
+def test_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match="batch_size=0"):
+        RowBatches(rows=rows_of_range(11, 4), batch_size=0)
+
+
+def test_an_evaluation_set_can_be_limited_to_rows_spread_over_the_text():
+    rows = rows_of_range(101, 10)
+    assert sum(len(batch["labels"]) for batch in rows.batches(4)) == 10
+    few = torch.cat([batch["input_ids"][:, 0] for batch in rows.batches(2, limit=5)])
+    assert few.tolist() == [0, 20, 40, 60, 80]

@@ -1,0 +1,26 @@
+import torch
+from torch import nn
+
+from tinytrain.device import best_device, device_of, memory_bytes, to_device
+
+
+def test_the_best_device_is_one_that_works():
+    assert torch.ones(2, device=best_device()).sum().item() == 2.0
+
+
+def test_a_model_is_where_its_first_parameter_or_buffer_is():
+    assert device_of(nn.Linear(1, 1, device="meta")).type == "meta"
+    assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")).type == "meta"
+    assert device_of(nn.ReLU()).type == "cpu"
+
+
+def test_a_batch_moves_as_a_whole():
+    moved = to_device({"input_ids": torch.zeros(1), "labels": torch.zeros(1)}, torch.device("meta"))
+    assert {tensor.device.type for tensor in moved.values()} == {"meta"}
+
+
+def test_memory_of_this_process_grows_with_a_tensor():
+    before = memory_bytes(torch.device("cpu"))
+    held = torch.ones(25_000_000)  # 100 MB
+    assert memory_bytes(torch.device("cpu")) - before > 90_000_000
+    assert held[0] == 1

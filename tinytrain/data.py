@@ -1,0 +1,141 @@
+"""Which rows come when.
+
+A long text is cut into rows once. The order in which rows are visited is a pure function of (seed, epoch, position):
+no hidden generator moves, so any batch of any epoch can be asked for at any time, in any process.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tinytrain.loss import IGNORE_INDEX
+from tinytrain.model import check_ids
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """A text of token ids cut into rows of ``row_length`` input tokens.
+
+    Row i reads ``ids[i*T : i*T+T]`` and predicts ``ids[i*T+1 : i*T+T+1]``, so every token but the first is a target
+    exactly once. The last row is moved back to full length, and its labels that an earlier row has had are
+    ``-100``: no token at the end is lost, and none counts twice.
+
+    >>> rows = TokenRows(torch.arange(11), row_length=4, vocab_size=11)
+    >>> len(rows), rows[2]["input_ids"].tolist(), rows[2]["labels"].tolist()
+    (3, [6, 7, 8, 9], [-100, -100, 9, 10])
+    """
+
+    ids: Tensor
+    """``[n]``, integer token ids"""
+    row_length: int
+    """T, input tokens in a row"""
+    vocab_size: int
+    """V; an id outside 0..V-1 is refused here, before any training"""
+    name: str = "text"
+    """what error messages call this text"""
+
+    def __post_init__(self) -> None:
+        if self.ids.dim() != 1 or self.ids.is_floating_point():
+            raise ValueError(f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}; need integers of shape [n]")
+        if self.row_length < 1:
+            raise ValueError(f"row_length={self.row_length} must be at least 1 token")
+        if len(self.ids) <= self.row_length:
+            raise ValueError(
+                f"{self.name}: {len(self.ids)} tokens are too few for one row of row_length={self.row_length} (a row "
+                f"needs one more for its last target). Give more text or a smaller row_length"
+            )
+        check_ids(self.ids, self.vocab_size, self.name)
+
+    def __len__(self) -> int:
+        return -(-(len(self.ids) - 1) // self.row_length)
+
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        """``input_ids`` and ``labels`` ``[T]`` of one row."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.name}: row {row} is not one of its {len(self)} rows")
+        wanted = row * self.row_length
+        start = min(wanted, len(self.ids) - 1 - self.row_length)
+        window = self.ids[start : start + self.row_length + 1].long()
+        labels = window[1:].clone()
+        labels[: wanted - start] = IGNORE_INDEX
+        return {"input_ids": window[:-1], "labels": labels}
+
+    def stack(self, rows: list[int]) -> dict[str, Tensor]:
+        """``input_ids`` and ``labels`` ``[B,T]`` of several rows."""
+        parts = [self[row] for row in rows]
+        return {key: torch.stack([part[key] for part in parts]) for key in ("input_ids", "labels")}
+
+    def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[dict[str, Tensor]]:
+        """Rows in the order of the text, ``batch_size`` at a time: all, or ``limit`` of them spread evenly over it."""
+        n = len(self) if limit is None else min(limit, len(self))
+        chosen = [i * len(self) // n for i in range(n)]
+        for start in range(0, n, batch_size):
+            yield self.stack(chosen[start : start + batch_size])
+
+
+def row_order(n_rows: int, *, seed: int, epoch: int) -> Tensor:
+    """The permutation ``[n_rows]`` in which epoch ``epoch`` visits the rows: the same whenever and wherever asked.
+
+    >>> torch.equal(row_order(8, seed=1, epoch=0), row_order(8, seed=1, epoch=0))
+    True
+    """
+    # Hashed and not added: with seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1.
+    digest = hashlib.blake2b(f"row order, seed {seed}, epoch {epoch}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
+    return torch.randperm(n_rows, generator=generator)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowBatches:
+    """Batch number n of a run, as the micro-batches of one update: ``batches[n]``.
+
+    Batches are counted from 0 through all epochs; each epoch visits every row once, in ``row_order``. The last batch
+    of an epoch holds the rows that are left. ``micro_batch_size`` cuts a batch into pieces that fit in memory; the
+    update is the same.
+    """
+
+    rows: TokenRows
+    batch_size: int
+    """rows in one update"""
+    micro_batch_size: int | None = None
+    """rows in one forward and backward pass; all of the batch by default"""
+    seed: int = 0
+    """of the order"""
+    shuffle: bool = True
+    """False: rows in the order of the text, each epoch alike"""
+    _orders: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1 row")
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+    def place(self, batch: int) -> tuple[int, int]:
+        """(epoch, batch within that epoch) of batch number ``batch``."""
+        if batch < 0:
+            raise IndexError(f"batch {batch}: batches are counted from 0")
+        return divmod(batch, self.batches_per_epoch)
+
+    def rows_of(self, batch: int) -> list[int]:
+        """The row numbers of batch number ``batch``, in order."""
+        epoch, within = self.place(batch)
+        return self._order(epoch)[within * self.batch_size : (within + 1) * self.batch_size].tolist()
+
+    def __getitem__(self, batch: int) -> list[dict[str, Tensor]]:
+        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
+        return [self.rows.stack(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+    def _order(self, epoch: int) -> Tensor:
+        if epoch not in self._orders:  # a permutation is kept, for it is asked for by every batch of its epoch
+            self._orders.clear()
+            n = len(self.rows)
+            self._orders[epoch] = row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
+        return self._orders[epoch]

@@ -1,0 +1,43 @@
+"""Which device to train on, asked when a run starts and never at import."""
+
+import os
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+_THIS_PROCESS: dict[int, psutil.Process] = {}
+
+
+def best_device() -> torch.device:
+    """The fastest device here: CUDA, then Apple's MPS, then the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of a model's first parameter, or else of its first buffer; the CPU for a model with neither."""
+    first = next(model.parameters(), None)
+    first = next(model.buffers(), None) if first is None else first
+    return torch.device("cpu") if first is None else first.device
+
+
+def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The same batch with its tensors on ``device``; from pinned memory the copy does not wait."""
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Bytes that this process holds now: allocated by tensors on a GPU, resident memory on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.current_allocated_memory()
+    pid = os.getpid()
+    if pid not in _THIS_PROCESS:  # a forked child must not report its parent
+        _THIS_PROCESS.clear()
+        _THIS_PROCESS[pid] = psutil.Process(pid)
+    return _THIS_PROCESS[pid].memory_info().rss

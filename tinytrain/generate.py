@@ -1,0 +1,71 @@
+"""Text from a model, token by token, without touching its training."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tinytrain.device import device_of
+from tinytrain.forward import logits_of
+from tinytrain.observe import observing
+
+
+class Tokenizer(Protocol):
+    """What ``sample`` needs of a tokenizer."""
+
+    def encode(self, text: str) -> Tensor: ...
+    def decode(self, ids: Tensor) -> str: ...
+
+
+def generate(
+    model: nn.Module,
+    ids: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    seed: int = 0,
+    max_positions: int | None = None,
+) -> Tensor:
+    """Continue each row of ``ids`` ``[B,T]`` by ``max_new_tokens`` tokens; returns ``[B, T + max_new_tokens]``.
+
+    ``temperature`` divides the logits: below 1 the likely tokens get likelier, 0 always takes the likeliest.
+    Draws come from a generator of their own, seeded by ``seed``. The model sees the last ``max_positions`` tokens
+    (by default ``model.config.max_positions``).
+
+    Raises ``ValueError`` for an empty prompt and for a negative temperature.
+    """
+    if ids.dim() != 2 or ids.shape[1] == 0:
+        raise ValueError(f"ids have shape {list(ids.shape)}; a prompt is [B,T] with at least one token")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} must be 0 or more")
+    window = max_positions or getattr(getattr(model, "config", None), "max_positions", None) or ids.shape[1]
+    device = device_of(model)
+    generator = torch.Generator(device).manual_seed(seed)
+    ids = ids.to(device)
+    with observing(model):
+        for _ in range(max_new_tokens):
+            logits = logits_of(model(ids[:, -window:]))[:, -1].float()
+            ids = torch.cat([ids, _draw(logits, temperature, generator)], dim=1)
+    return ids
+
+
+def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return logits.argmax(-1, keepdim=True)
+    return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
+
+
+def sample(
+    model: nn.Module,
+    tokenizer: Tokenizer,
+    prompt: str,
+    max_new_tokens: int = 200,
+    *,
+    temperature: float = 0.8,
+    seed: int = 0,
+) -> str:
+    """The prompt and its continuation, as text. The same seed gives the same text."""
+    if not prompt:
+        raise ValueError("prompt is empty: give at least one character to continue")
+    ids = generate(model, tokenizer.encode(prompt)[None], max_new_tokens, temperature=temperature, seed=seed)
+    return tokenizer.decode(ids[0].cpu())

@@ -1,0 +1,199 @@
+"""A decoder-only transformer, small enough to read in one sitting.
+
+Pre-LN blocks, learned positions, an output head tied to the token embedding (Radford et al. 2019; Press and Wolf
+2017). Shape letters: B rows, T positions, V vocabulary, D model width, H heads, K width of a head.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The sizes of a GPT. Every field is checked when the config is made."""
+
+    vocab_size: int
+    """V, token ids 0..V-1"""
+    d_model: int
+    """D, width of the residual stream"""
+    n_layers: int
+    """number of blocks"""
+    n_heads: int
+    """H, attention heads; D must be a multiple of it"""
+    max_positions: int
+    """longest row, in tokens"""
+    dropout: float = 0.0
+    """share of activations dropped in training, 0 to 1"""
+    init_std: float = 0.02
+    """standard deviation of the initial weights"""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "max_positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ModelConfig.{name}={getattr(self, name)} must be at least 1")
+        if self.d_model % self.n_heads:
+            raise ValueError(f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and less than 1")
+
+
+PRESETS: dict[str, ModelConfig] = {
+    "nano": ModelConfig(vocab_size=256, d_model=64, n_layers=2, n_heads=4, max_positions=64),
+    "tiny": ModelConfig(vocab_size=256, d_model=128, n_layers=4, n_heads=4, max_positions=128),
+    "27m": ModelConfig(vocab_size=32_000, d_model=512, n_layers=4, n_heads=8, max_positions=256),
+    "120m": ModelConfig(vocab_size=30_000, d_model=768, n_layers=12, n_heads=12, max_positions=512),
+    "350m": ModelConfig(vocab_size=32_000, d_model=1024, n_layers=24, n_heads=16, max_positions=1024),
+    "7b": ModelConfig(vocab_size=32_000, d_model=4096, n_layers=32, n_heads=32, max_positions=2048),
+}
+
+
+class Attention(nn.Module):
+    """Causal self-attention. ``allowed`` is None (plain causal) or ``[B,1,T,T]`` with True where a query may look."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_heads, self.dropout = config.n_heads, config.dropout
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
+        self.out = nn.Linear(config.d_model, config.d_model)
+
+    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, D // self.n_heads).permute(2, 0, 3, 1, 4)  # each [B,H,T,K]
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=allowed is None)
+        return self.out(mixed.transpose(1, 2).reshape(B, T, D))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a GELU between them, four times as wide inside."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, 4 * config.d_model)
+        self.out = nn.Linear(4 * config.d_model, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(F.gelu(self.inner(x)))
+
+
+class Block(nn.Module):
+    """Pre-LN: each half normalises its input and adds its output to the residual stream ``[B,T,D]``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = nn.LayerNorm(config.d_model), Attention(config)
+        self.feed_forward_norm, self.feed_forward = nn.LayerNorm(config.d_model), FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), allowed))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class GPT(nn.Module):
+    """Token ids in, logits over the next token out.
+
+    >>> model = GPT(PRESETS["nano"])
+    >>> model(torch.zeros(2, 10, dtype=torch.long)).shape
+    torch.Size([2, 10, 256])
+    >>> model.num_parameters()
+    120576
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = nn.Embedding(config.max_positions, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
+        self.norm = nn.LayerNorm(config.d_model)
+        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.head.weight = self.tokens.weight
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        """N(0, std) for matrices, 0 for biases; the 2 * n_layers outputs that add up in the residual stream are
+        scaled by 1/sqrt(2 * n_layers), so that their sum keeps its size (Radford et al. 2019, section 2.3)."""
+        residual_std = self.config.init_std / math.sqrt(2 * self.config.n_layers)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() >= 2:
+                nn.init.normal_(parameter, std=residual_std if name.endswith("out.weight") else self.config.init_std)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Logits ``[B,T,V]`` for ids ``[B,T]``.
+
+        ``attention_mask`` ``[B,T]``: True or 1 at real tokens, False or 0 at padding, on either side of a row. With a
+        mask, positions are counted from a row's first real token; ``positions`` ``[B,T]`` sets them by hand.
+        Raises ``ValueError`` for rows longer than ``max_positions`` and for ids outside the vocabulary.
+        """
+        self._check_rows(input_ids, attention_mask)
+        allowed = None if attention_mask is None else causal_and_real(attention_mask.bool())
+        if positions is None:
+            positions = positions_of(input_ids, attention_mask)
+        x = self.dropout(self._embed(input_ids) + self.positions(positions))
+        for block in self.blocks:
+            x = block(x, allowed)
+        return self.head(self.norm(x))
+
+    def _embed(self, input_ids: Tensor) -> Tensor:
+        try:
+            return self.tokens(input_ids)
+        except IndexError:
+            check_ids(input_ids, self.config.vocab_size)
+            raise
+
+    def _check_rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids have shape {list(input_ids.shape)}; they must be [B,T]")
+        if input_ids.shape[1] > self.config.max_positions:
+            raise ValueError(
+                f"a row of {input_ids.shape[1]} tokens is longer than the model's max_positions="
+                f"{self.config.max_positions}: cut shorter rows, or build the model with more positions"
+            )
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"attention_mask {list(attention_mask.shape)} does not have the shape of input_ids "
+                f"{list(input_ids.shape)}"
+            )
+
+    def num_parameters(self) -> int:
+        """Number of parameters, the tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def causal_and_real(real: Tensor) -> Tensor:
+    """``[B,1,T,T]``, True where query t may look at key s: s is not after t, and s is a real token (``real`` [B,T]).
+
+    This is the convention of ``scaled_dot_product_attention``, where True means *may look*. In
+    ``nn.TransformerEncoder`` True means the reverse, which is the subject of notebook 00.
+    """
+    T = real.shape[1]
+    causal = torch.ones(T, T, dtype=torch.bool, device=real.device).tril()
+    return causal & real[:, None, None, :]
+
+
+def positions_of(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Positions ``[T]`` (no mask) or ``[B,T]`` counted from each row's first real token; 0 on padding before it."""
+    if attention_mask is None:
+        return torch.arange(input_ids.shape[1], device=input_ids.device)
+    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+
+
+def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:
+    """Raise ``ValueError`` that names the first id of ``ids`` (any shape) outside ``0..vocab_size-1``."""
+    if ids.numel() == 0 or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        return
+    place = ((ids < 0) | (ids >= vocab_size)).nonzero()[0].tolist()
+    raise ValueError(
+        f"{source}: token id {ids[tuple(place)].item()} at position {place if len(place) > 1 else place[0]} is outside "
+        f"the vocabulary 0..{vocab_size - 1}. Does the tokenizer belong to this model?"
+    )

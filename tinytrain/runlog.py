@@ -1,0 +1,149 @@
+"""The log of a run: one JSON object per line in ``log.jsonl``, keyed by ``batch``.
+
+``batch`` counts the global batches consumed so far, so it grows by one with every line, also over steps that were
+skipped and runs that were resumed. ``step`` counts completed updates. Valid JSON has no NaN: a number that is not
+finite is written as null, and the line's ``"nonfinite"`` says what it was.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+FIELDS = {
+    "batch": "global batches consumed, this one included",
+    "step": "completed updates, this one included",
+    "epoch": "epoch of this batch, from 0, where the data knows it",
+    "loss": "nats per target token of this update",
+    "grad_norm": "2-norm of the whole gradient, before clipping",
+    "lr": "learning rate of this update",
+    "tokens": "target tokens of this update",
+    "tokens_seen": "target tokens of all updates so far",
+    "tokens_per_second": "target tokens over the seconds from one batch to the next, evaluation left out",
+    "seconds_data": "seconds spent waiting for this batch",
+    "seconds_step": "seconds spent on the update itself",
+    "padding": "share of positions that carry no token, 0 to 1",
+    "memory_bytes": "bytes held on the device (resident memory on a CPU)",
+    "skipped": "True if the update was not made",
+    "reason": "why not",
+    "skipped_steps": "updates not made so far",
+    "processes": "number of processes that share each update",
+    "eval_loss": "nats per target token of the evaluation set, on lines where it was measured",
+}
+"""What each field of a line means, with its unit."""
+
+
+class RunLog:
+    """Writes a run's lines; each is on disk when ``write`` returns. Use it as a context manager.
+
+    With ``resume=True`` it goes on after the last whole line of the log in ``folder``; a line that a kill cut off is
+    removed. Without, it raises ``FileExistsError`` if there is a log already: two runs in one file could not be told
+    apart.
+    """
+
+    FILE = "log.jsonl"
+
+    def __init__(self, folder: str | Path, *, resume: bool = False) -> None:
+        self.path = Path(folder) / self.FILE
+        self._last_batch = self._repair() if resume and self.path.exists() else 0
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._file: TextIO | None = self.path.open("a" if resume else "x", encoding="utf-8", newline="\n")
+        except FileExistsError:
+            raise FileExistsError(
+                f"{self.path} is the log of an earlier run. Choose another folder, or move that one away"
+            ) from None
+
+    def _repair(self) -> int:
+        """Cut off a last line without its newline; returns the last batch that was logged."""
+        data = self.path.read_bytes()
+        with self.path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)
+        records = read_run(self.path.parent).records
+        return records[-1]["batch"] if records else 0
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one line. ``record["batch"]`` must be larger than that of the line before."""
+        if self._file is None:
+            raise ValueError(f"{self.path} is closed: a run's log is written inside its with block")
+        batch = record.get("batch")
+        if not isinstance(batch, int) or batch <= self._last_batch:
+            raise ValueError(f"{self.path}: batch={batch!r} must be a whole number above {self._last_batch}")
+        self._file.write(to_line(record) + "\n")
+        self._file.flush()
+        self._last_batch = batch
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "RunLog":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+def to_line(record: dict[str, Any]) -> str:
+    """One record as one line of valid JSON.
+
+    >>> to_line({"batch": 1, "loss": float("nan")})
+    '{"batch": 1, "loss": null, "nonfinite": {"loss": "nan"}}'
+    """
+    odd = {key: str(v) for key, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
+    clean = {key: None if key in odd else value for key, value in record.items()}
+    return json.dumps(clean | ({"nonfinite": odd} if odd else {}), allow_nan=False)
+
+
+def from_line(line: str) -> dict[str, Any]:
+    """The record of one line, its numbers that are not finite put back.
+
+    >>> from_line('{"batch": 1, "loss": null, "nonfinite": {"loss": "nan"}}')
+    {'batch': 1, 'loss': nan}
+    """
+    record = json.loads(line)
+    for key, text in record.pop("nonfinite", {}).items():
+        record[key] = float(text)
+    return record
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its log tells it."""
+
+    folder: Path
+    records: list[dict[str, Any]] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.records)
+
+    def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
+        """The values of ``over`` and ``name`` on the lines that have both, for plotting one against the other."""
+        pairs = [(r[over], r[name]) for r in self.records if r.get(name) is not None and r.get(over) is not None]
+        if not pairs:
+            raise KeyError(f"{self.folder}: no line has both {name!r} and {over!r}")
+        return [x for x, _ in pairs], [y for _, y in pairs]
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read the log in ``folder``. A last line that was cut off by a kill is left out; any other bad line is an error.
+
+    Raises ``FileNotFoundError`` if there is no log, ``ValueError`` with file and line for a line that is not JSON.
+    """
+    path = Path(folder) / RunLog.FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no log there; a run writes it when TrainConfig.out is set")
+    *lines, rest = path.read_text(encoding="utf-8").split("\n")  # rest is empty, or a line that was never finished
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            records.append(from_line(line))
+        except (json.JSONDecodeError, AttributeError) as error:
+            raise ValueError(f"{path}, line {number}: not a line of this log ({error})") from None
+    return Run(Path(folder), records)

@@ -1,0 +1,239 @@
+"""A run: the loop around the training step, its config, its log and its callbacks.
+
+``train_step`` and ``evaluate`` live in ``step.py`` and can be imported from here as well.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tinytrain.device import device_of, memory_bytes
+from tinytrain.interrupt import Interrupt, deferred_interrupt
+from tinytrain.optimizer import build_adamw
+from tinytrain.runlog import RunLog
+from tinytrain.schedule import check_schedule, warmup_cosine
+from tinytrain.step import Batch, Evaluation, StepReport, evaluate, train_step
+
+__all__ = [
+    "Batch",
+    "Callback",
+    "Data",
+    "Evaluation",
+    "FitReport",
+    "StepReport",
+    "TrainConfig",
+    "Trainer",
+    "TrainingFailedError",
+    "evaluate",
+    "train_step",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a run is trained. Every field is checked when the config is made."""
+
+    total_steps: int
+    """updates in the run"""
+    max_lr: float
+    """learning rate at the end of the warmup"""
+    min_lr: float | None = None
+    """learning rate from the end of the run on; a tenth of max_lr if None"""
+    warmup_steps: int = 0
+    """updates until max_lr is reached"""
+    weight_decay: float = 0.1
+    """share of each matrix removed per unit of lr"""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's memory of the gradient and of its square"""
+    eps: float = 1e-8
+    """AdamW's floor under the root of the second moment"""
+    max_grad_norm: float = 1.0
+    """bound on the 2-norm of the whole gradient"""
+    eval_every: int | None = None
+    """updates between two evaluations; None: only after the last"""
+    max_skipped_in_a_row: int = 20
+    """skipped updates in a row that end the run with an error"""
+    out: str | Path | None = None
+    """folder of the run's log; None: no log is written"""
+
+    def __post_init__(self) -> None:
+        if self.min_lr is None:
+            object.__setattr__(self, "min_lr", self.max_lr / 10)
+        check_schedule(**self._schedule())
+        for name in ("eval_every", "max_skipped_in_a_row"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"TrainConfig.{name}={value} must be at least 1")
+        if not self.max_grad_norm > 0:
+            raise ValueError(f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)")
+
+    def _schedule(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("max_lr", "min_lr", "warmup_steps", "total_steps")}
+
+    def lr(self, step: int) -> float:
+        """The learning rate of the update that follows ``step`` completed updates."""
+        return warmup_cosine(step, **self._schedule())
+
+
+class Data(Protocol):
+    """``data[n]`` is the list of micro-batches of batch number n, counted from 0 through all epochs."""
+
+    def __getitem__(self, batch: int, /) -> Sequence[Batch]: ...
+
+
+Callback = Callable[[dict[str, Any]], bool | None]
+"""Called with each line of the run's log; returning False ends the run after this update."""
+
+
+class TrainingFailedError(RuntimeError):
+    """The run cannot go on by itself; the message says since when and what to look at."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a call of ``fit`` ended."""
+
+    steps: int
+    """completed updates"""
+    stopped_by: str | None
+    """None: the run reached its end; "callback" or "interrupt" otherwise"""
+    record: dict[str, Any]
+    """the last line of the log; empty if there was nothing to do"""
+
+
+class Trainer:
+    """Trains any model that ``forward_logits`` can call, on any data that gives the micro-batches of batch n.
+
+    ``data[n]`` (or ``data(n)``) gives the micro-batches. ``validation`` is a list of batches, or a function that
+    returns them. ``callbacks`` are called with each line of the log. The model is trained where it is: move it to a
+    device first.
+
+    After an interrupt, a Stop or an error, ``fit`` may be called again and goes on with the next batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data | Callable[[int], Sequence[Batch]],
+        config: TrainConfig,
+        callbacks: Sequence[Callback] = (),
+        *,
+        validation: Sequence[Batch] | Callable[[], Iterable[Batch]] | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        if validation is not None and not callable(validation) and iter(validation) is validation:
+            raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
+        self.model, self.data, self.config = model, data, config
+        self.callbacks, self.validation = tuple(callbacks), validation
+        self.optimizer = optimizer or build_adamw(
+            model, lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
+        )
+        self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
+        self._log: RunLog | None = None
+
+    def fit(self) -> FitReport:
+        """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
+        if not self.model.training:
+            self.model.train()
+        with ExitStack() as stack:
+            if self.config.out is not None:
+                self._log = stack.enter_context(RunLog(self.config.out, resume=self.batch > 0))
+            return self._loop(stack.enter_context(deferred_interrupt()))
+
+    def _loop(self, interrupt: Interrupt) -> FitReport:
+        record: dict[str, Any] = {}
+        while self.step < self.config.total_steps:
+            record = self._one_batch()
+            wants = [callback(record) for callback in self.callbacks]
+            if interrupt.requested or False in wants:
+                return FitReport(self.step, "interrupt" if interrupt.requested else "callback", record)
+        return FitReport(self.step, None, record)
+
+    def _one_batch(self) -> dict[str, Any]:
+        start = time.perf_counter()
+        micro_batches = self._micro_batches()
+        ready = time.perf_counter()
+        report = train_step(
+            self.model,
+            micro_batches,
+            self.optimizer,
+            lr=self.config.lr(self.step),
+            max_grad_norm=self.config.max_grad_norm,
+        )
+        end = time.perf_counter()
+        self._count(report)
+        record = self._record(report, micro_batches) | {
+            "tokens_per_second": report.tokens / (end - start),
+            "seconds_data": ready - start,
+            "seconds_step": end - ready,
+        }
+        if self._evaluation_is_due(report):
+            record["eval_loss"] = evaluate(self.model, self._validation_batches()).loss
+        if self._log is not None:
+            self._log.write(record)
+        self._give_up_if_stuck(report)
+        return record
+
+    def _micro_batches(self) -> Sequence[Batch]:
+        try:
+            return self.data(self.batch) if callable(self.data) else self.data[self.batch]
+        except IndexError as error:
+            raise ValueError(
+                f"the data has no batch number {self.batch}, but {self.config.total_steps - self.step} of "
+                f"total_steps={self.config.total_steps} updates are still to do ({error})"
+            ) from error
+
+    def _count(self, report: StepReport) -> None:
+        self.batch += 1
+        self.step += not report.skipped
+        self.tokens_seen += 0 if report.skipped else report.tokens
+        self.skipped_steps += report.skipped
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
+
+    def _record(self, report: StepReport, micro_batches: Sequence[Batch]) -> dict[str, Any]:
+        return {
+            "batch": self.batch,
+            "step": self.step,
+            **({"epoch": self.data.place(self.batch - 1)[0]} if hasattr(self.data, "place") else {}),
+            "loss": report.loss,
+            "grad_norm": report.grad_norm,
+            "lr": report.lr,
+            "tokens": report.tokens,
+            "tokens_seen": self.tokens_seen,
+            "padding": padding_share(micro_batches),
+            "memory_bytes": memory_bytes(device_of(self.model)),
+            "skipped": report.skipped,
+            **({"reason": report.reason} if report.skipped else {}),
+            "skipped_steps": self.skipped_steps,
+            "processes": 1,
+        }
+
+    def _evaluation_is_due(self, report: StepReport) -> bool:
+        if self.validation is None or report.skipped:
+            return False
+        every = self.config.eval_every
+        return self.step == self.config.total_steps or (every is not None and self.step % every == 0)
+
+    def _validation_batches(self) -> Iterable[Batch]:
+        return self.validation() if callable(self.validation) else self.validation or ()
+
+    def _give_up_if_stuck(self, report: StepReport) -> None:
+        if self.skipped_in_a_row >= self.config.max_skipped_in_a_row:
+            raise TrainingFailedError(
+                f"{self.skipped_in_a_row} updates in a row were skipped, since batch "
+                f"{self.batch - self.skipped_in_a_row + 1}; the last because {report.reason}. The weights are those "
+                f"after update {self.step}. Look at that batch's labels, at the learning rate, and at grad_norm before it"
+            )
+
+
+def padding_share(micro_batches: Sequence[Batch]) -> float:
+    """Share of positions that carry no token, 0 to 1, by the batches' ``attention_mask``; 0 where there is none."""
+    positions = sum(batch["input_ids"].numel() for batch in micro_batches)
+    padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
+    return padded / positions if positions else 0.0
