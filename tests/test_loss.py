@@ -29,7 +29,9 @@ def test_sum_over_count_is_mean_and_none_keeps_the_shape(logits_and_labels):
     assert (each[labels == -100] == 0).all()
     total = cross_entropy(logits, labels, reduction="sum")
     assert each.sum().item() == pytest.approx(total.item(), rel=1e-6)
-    assert (total / count_targets(labels)).item() == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-6)
+    assert (total / count_targets(labels)).item() == pytest.approx(
+        cross_entropy(logits, labels).item(), rel=1e-6
+    )
 
 
 def test_no_target_gives_zero_loss_and_zero_gradient_where_torch_gives_nan(logits_and_labels):
@@ -59,7 +61,9 @@ def test_float64_stays_float64():
 @pytest.mark.parametrize("label", [-4, -1, 5])
 def test_a_label_outside_the_vocabulary_is_named(label, reduction):
     labels = torch.tensor([[0, 1], [label, -100]])
-    with pytest.raises(ValueError, match=rf"label {label} at position \[1, 0\] is outside the vocabulary 0\.\.4"):
+    with pytest.raises(
+        ValueError, match=rf"label {label} at position \[1, 0\] is outside the vocabulary 0\.\.4"
+    ):
         cross_entropy(torch.zeros(2, 2, 5), labels, reduction=reduction)
 
 
@@ -71,17 +75,31 @@ def test_an_explicit_ignore_index_is_honoured():
 
 def test_label_smoothing_leaves_ignored_rows_out_of_the_uniform_part():
     logits = torch.tensor([[2.0, 0, 0, 0], [0, 0, 0, 9.0]])
-    assert cross_entropy(logits, torch.tensor([0, -100]), label_smoothing=0.2).item() == pytest.approx(0.640753, abs=1e-6)
+    assert cross_entropy(logits, torch.tensor([0, -100]), label_smoothing=0.2).item() == pytest.approx(
+        0.640753, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
     ("logits", "labels", "options", "error", "words"),
     [
-        (torch.zeros(2, 3, 5), torch.zeros(2, 4).long(), {}, ValueError, r"\[2, 3, 5\] do not fit labels \[2, 4\]"),
+        (
+            torch.zeros(2, 3, 5),
+            torch.zeros(2, 4).long(),
+            {},
+            ValueError,
+            r"\[2, 3, 5\] do not fit labels \[2, 4\]",
+        ),
         (torch.zeros(2, 5), torch.zeros(2), {}, TypeError, "torch.float32; they must be integer"),
         (torch.zeros(2, 5), torch.zeros(2).bool(), {}, TypeError, "torch.bool; they must be integer"),
         (torch.zeros(2, 5), torch.zeros(2).long(), {"reduction": "avg"}, ValueError, "reduction='avg'"),
-        (torch.zeros(2, 5), torch.zeros(2).long(), {"label_smoothing": 1.5}, ValueError, "label_smoothing=1.5"),
+        (
+            torch.zeros(2, 5),
+            torch.zeros(2).long(),
+            {"label_smoothing": 1.5},
+            ValueError,
+            "label_smoothing=1.5",
+        ),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(logits, labels, options, error, words):
@@ -90,4 +108,6 @@ def test_a_wrong_call_says_what_is_wrong(logits, labels, options, error, words):
 
 
 def test_int32_labels_are_accepted():
-    assert cross_entropy(torch.zeros(2, 5), torch.tensor([1, 2], dtype=torch.int32)).item() == pytest.approx(math.log(5))
+    assert cross_entropy(torch.zeros(2, 5), torch.tensor([1, 2], dtype=torch.int32)).item() == pytest.approx(
+        math.log(5)
+    )

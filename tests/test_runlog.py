@@ -84,7 +84,9 @@ def test_a_closed_log_says_so(tmp_path):
 
 
 def test_a_series_takes_the_lines_that_have_it(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"batch": 1, "step": 1}\n{"batch": 2, "step": 2, "eval_loss": 3.0}\n')
+    (tmp_path / "log.jsonl").write_text(
+        '{"batch": 1, "step": 1}\n{"batch": 2, "step": 2, "eval_loss": 3.0}\n'
+    )
     run = read_run(tmp_path)
     assert run.series("eval_loss") == ([2], [3.0])
     with pytest.raises(KeyError, match="no line has both 'nothing' and 'step'"):

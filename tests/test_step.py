@@ -74,7 +74,9 @@ class OneWeight(nn.Module):
 def test_a_loss_that_is_not_finite_changes_nothing(factor, reason):
     model = OneWeight(factor)
     optimizer = build_adamw(model, lr=0.5)
-    report = train_step(model, [{"input_ids": torch.zeros(1, 2).long(), "labels": torch.tensor([[0, 1]])}], optimizer, lr=1.0)
+    report = train_step(
+        model, [{"input_ids": torch.zeros(1, 2).long(), "labels": torch.tensor([[0, 1]])}], optimizer, lr=1.0
+    )
     assert report.skipped and reason in report.reason
     assert model.weight.item() == 1.0
     assert optimizer.param_groups[0]["lr"] == 0.5
@@ -94,7 +96,9 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model):
 def test_an_update_without_any_target_changes_nothing_and_reports_no_nan(model):
     optimizer, batch = build_adamw(model, lr=1e-3), batch_of()
     before = weights(model)
-    report = train_step(model, [batch | {"labels": torch.full_like(batch["labels"], -100)}], optimizer, lr=1e-3)
+    report = train_step(
+        model, [batch | {"labels": torch.full_like(batch["labels"], -100)}], optimizer, lr=1e-3
+    )
     assert (report.skipped, report.loss, report.tokens) == (True, 0.0, 0)
     assert all(torch.equal(b, a) for b, a in zip(before, weights(model), strict=True))
 

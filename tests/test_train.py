@@ -22,7 +22,9 @@ def model():
 
 @pytest.fixture
 def rows():
-    return TokenRows(torch.randint(0, 256, (1009,), generator=torch.Generator().manual_seed(0)), 16, vocab_size=256)
+    return TokenRows(
+        torch.randint(0, 256, (1009,), generator=torch.Generator().manual_seed(0)), 16, vocab_size=256
+    )
 
 
 @pytest.fixture
@@ -82,7 +84,9 @@ def test_a_list_or_a_function_serves_as_data(model, data):
 
 
 def test_data_that_ends_too_early_is_named(model, data):
-    with pytest.raises(ValueError, match=r"the data has no batch number 2, but 4 of total_steps=6 updates are still"):
+    with pytest.raises(
+        ValueError, match=r"the data has no batch number 2, but 4 of total_steps=6 updates are still"
+    ):
         Trainer(model, [data[0], data[1]], CONFIG).fit()
 
 
@@ -90,7 +94,11 @@ def test_a_skipped_batch_is_counted_and_not_an_update(model, data):
     nothing = [{**data[1][0], "labels": torch.full_like(data[1][0]["labels"], -100)}]
     records = []
     Trainer(model, lambda n: nothing if n == 1 else data[n], CONFIG, [records.append]).fit()
-    assert [(r["batch"], r["step"], r["skipped"]) for r in records[:3]] == [(1, 1, False), (2, 1, True), (3, 2, False)]
+    assert [(r["batch"], r["step"], r["skipped"]) for r in records[:3]] == [
+        (1, 1, False),
+        (2, 1, True),
+        (3, 2, False),
+    ]
     assert records[-1] | {"batch": 7, "step": 6, "skipped_steps": 1} == records[-1]
     assert records[1]["lr"] == records[2]["lr"] == CONFIG.lr(1)
 
@@ -99,7 +107,9 @@ def test_a_run_that_only_skips_ends_with_an_error_that_says_where_to_look(model,
     with torch.no_grad():
         model.tokens.weight[0, 0] = math.nan
     config = replace(CONFIG, max_skipped_in_a_row=3)
-    with pytest.raises(TrainingFailedError, match=r"3 updates in a row were skipped, since batch 1; .*the loss is nan"):
+    with pytest.raises(
+        TrainingFailedError, match=r"3 updates in a row were skipped, since batch 1; .*the loss is nan"
+    ):
         Trainer(model, data, config).fit()
 
 

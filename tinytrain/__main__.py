@@ -65,7 +65,9 @@ def train(options: Train) -> FitReport:
     config = replace(PRESETS[options.preset], vocab_size=tokenizer.vocab_size, dropout=options.dropout)
     row_length = options.row_length or config.max_positions
     if row_length > config.max_positions:
-        raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}")
+        raise ValueError(
+            f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}"
+        )
     train_rows, held_out = _rows(corpus, tokenizer, row_length)
     run = TrainConfig(
         total_steps=options.steps,
@@ -83,7 +85,9 @@ def train(options: Train) -> FitReport:
         micro_batch_size=options.micro_batch_size,
         seed=options.seed,
     )
-    print(f"{model.num_parameters():,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True)
+    print(
+        f"{model.num_parameters():,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True
+    )
     validation = list(held_out.batches(64, limit=options.eval_rows))
     with closing(ProgressBar(options.steps)) as bar:
         report = Trainer(model, data, run, [bar], validation=validation).fit()
@@ -93,7 +97,8 @@ def train(options: Train) -> FitReport:
 
 def _rows(corpus: Corpus, tokenizer: ByteTokenizer, row_length: int) -> tuple[TokenRows, TokenRows]:
     train_side, held_out = (
-        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name) for part in corpus.split()
+        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name)
+        for part in corpus.split()
     )
     return train_side, held_out
 
@@ -119,7 +124,10 @@ class ProgressBar:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What a user can mend is told in one line, without a traceback."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train}, prog="python -m tinytrain", description="Train small language models from the command line.", args=arguments
+        {"train": Train},
+        prog="python -m tinytrain",
+        description="Train small language models from the command line.",
+        args=arguments,
     )
     try:
         report = train(options)

@@ -39,7 +39,9 @@ class TokenRows:
 
     def __post_init__(self) -> None:
         if self.ids.dim() != 1 or self.ids.is_floating_point():
-            raise ValueError(f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}; need integers of shape [n]")
+            raise ValueError(
+                f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}; need integers of shape [n]"
+            )
         if self.row_length < 1:
             raise ValueError(f"row_length={self.row_length} must be at least 1 token")
         if len(self.ids) <= self.row_length:
@@ -134,8 +136,12 @@ class RowBatches:
         return [self.rows.stack(rows[i : i + size]) for i in range(0, len(rows), size)]
 
     def _order(self, epoch: int) -> Tensor:
-        if epoch not in self._orders:  # a permutation is kept, for it is asked for by every batch of its epoch
+        if (
+            epoch not in self._orders
+        ):  # a permutation is kept, for it is asked for by every batch of its epoch
             self._orders.clear()
             n = len(self.rows)
-            self._orders[epoch] = row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
+            self._orders[epoch] = (
+                row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
+            )
         return self._orders[epoch]

@@ -29,7 +29,11 @@ def param_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def _group(named: list[tuple[str, Tensor]], weight_decay: float) -> dict:
-    return {"params": [p for _, p in named], "names": [name for name, _ in named], "weight_decay": weight_decay}
+    return {
+        "params": [p for _, p in named],
+        "names": [name for name, _ in named],
+        "weight_decay": weight_decay,
+    }
 
 
 def build_adamw(

@@ -31,7 +31,8 @@ def test_the_order_of_asking_does_not_matter():
 @pytest.mark.parametrize("warmup_steps", [0, 1, 10, 500, 1000])
 def test_the_first_update_moves_and_the_curve_has_no_jump(warmup_steps):
     curve = [
-        warmup_cosine(s, max_lr=1.0, min_lr=0.1, warmup_steps=warmup_steps, total_steps=1000) for s in range(1000)
+        warmup_cosine(s, max_lr=1.0, min_lr=0.1, warmup_steps=warmup_steps, total_steps=1000)
+        for s in range(1000)
     ]
     assert curve[0] > 0
     assert max(curve) == 1.0
@@ -44,7 +45,9 @@ def trained(total_steps, data):
     torch.manual_seed(0)
     rates = []
     config = TrainConfig(total_steps=total_steps, max_lr=1.0e-3, min_lr=1.0e-4, warmup_steps=2)
-    Trainer(GPT(PRESETS["nano"]), data, config, [lambda record: rates.append((record["skipped"], record["lr"]))]).fit()
+    Trainer(
+        GPT(PRESETS["nano"]), data, config, [lambda record: rates.append((record["skipped"], record["lr"]))]
+    ).fit()
     return rates
 
 

@@ -1,0 +1,457 @@
+"""LivePlot: what it records, when it draws, and how a loop stops, in plain Python and in a real kernel."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from textwrap import dedent
+
+import pytest
+import torch
+from jupyter_client.manager import start_new_kernel
+
+from tinytrain.watch import live as live_module
+from tinytrain.watch.live import LivePlot
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Recorder:
+    """A screen that keeps what it was shown."""
+
+    def __init__(self):
+        self.shown, self.closed = [], []
+
+    def show(self, picture):
+        self.shown.append(picture.line())
+
+    def close(self, picture):
+        self.closed.append((picture.svg(), picture.summary()))
+
+    def pause(self, every, elapsed, cost):
+        return every
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """The screen that every LivePlot of the test opens; its `press` is the Stop button."""
+    recorder = Recorder()
+
+    def open_screen(picture, on_stop):
+        recorder.press = on_stop
+        return recorder
+
+    monkeypatch.setattr(live_module, "open_screen", open_screen)
+    return recorder
+
+
+def timed(live):
+    live._clock = Clock()
+    return live, live._clock
+
+
+def test_stop_makes_log_return_false_and_says_what_stopped_it(screen):
+    with LivePlot("loss") as live:
+        assert live.log(0, loss=5.5) is True
+        assert not live.stopped and live.stopped_by is None
+        screen.press()
+        assert live.log(1, loss=5.4) is False
+        assert live({"step": 2, "loss": 5.3}) is False
+    assert live.stopped and live.stopped_by == "button"
+    assert "stopped by button · step 2" in screen.closed[0][0]
+
+
+def test_at_most_ten_updates_a_second_and_the_last_value_is_drawn_at_the_end(screen):
+    live, clock = timed(LivePlot("loss"))
+    with live:
+        for step in range(10_000):
+            clock.now = step * 0.001
+            live.log(step, loss=step)
+    assert 95 <= len(screen.shown) <= 101
+    assert screen.shown[-1] != "step 9,999 | loss 9,999", "the last one fell between two updates"
+    assert len(screen.closed) == 1 and ">9,999</text>" in screen.closed[0][0]
+
+
+def test_a_misspelt_name_is_an_error_that_gives_it_and_the_right_ones(screen):
+    with LivePlot(("loss", "eval_loss"), "grad_norm") as live:
+        with pytest.raises(ValueError, match=r"\['los'\].*\['loss', 'eval_loss', 'grad_norm'\]"):
+            live.log(0, los=5.5, grad_norm=1.0)
+        live.log(1, loss=2.0)
+    assert "grad_norm: no values" in screen.closed[0][1]
+
+
+def test_as_a_callback_it_takes_what_it_shows_and_leaves_the_rest(screen):
+    with LivePlot("loss", "eval_loss") as live:
+        assert live({"step": 7, "batch": 9, "loss": 2.5, "lr": 0.1, "reason": "why not"}) is True
+        with pytest.raises(KeyError, match='no "step"'):
+            live({"loss": 1.0})
+    assert screen.shown == ["step 7 | loss 2.500"]
+
+
+def test_nan_in_a_line_of_the_run_log_is_shown_though_json_has_null_for_it(screen):
+    with LivePlot("loss") as live:
+        live({"step": 3, "loss": None, "nonfinite": {"loss": "nan", "grad_norm": "inf"}})
+    svg, words = screen.closed[0]
+    assert "NaN first at step 3" in svg and "NaN first at step 3" in words
+
+
+@pytest.mark.parametrize(
+    "value", [2, 2.0, True + 1, torch.tensor(2.0), torch.tensor([2.0]), torch.tensor(2.0, requires_grad=True)]
+)
+def test_numbers_and_tensors_with_one_element_are_taken(screen, value):
+    with LivePlot("loss") as live:
+        live.log(torch.tensor(4), loss=value)
+    assert screen.shown == ["step 4 | loss 2"]
+
+
+def test_none_is_skipped(screen):
+    with LivePlot("loss", "eval_loss") as live:
+        live.log(0, loss=2.0, eval_loss=None)
+    assert screen.shown == ["step 0 | loss 2"]
+
+
+@pytest.mark.parametrize("value", ["2.0", [2.0], torch.zeros(2), 1j, {}])
+def test_what_is_not_a_number_is_refused_by_name_and_nothing_is_recorded(screen, value):
+    with LivePlot("loss", "grad_norm") as live:
+        with pytest.raises(TypeError, match=r"^loss=.* is not a number"):
+            live.log(0, grad_norm=1.0, loss=value)
+        with pytest.raises(ValueError, match="step=nan"):
+            live.log(math.nan, loss=1.0)
+    assert screen.shown == []
+    assert "grad_norm: no values" in screen.closed[0][1]
+
+
+def test_log_outside_the_with_block_is_a_clear_error(screen):
+    live = LivePlot("loss")
+    with pytest.raises(RuntimeError, match="with LivePlot"):
+        live.log(0, loss=1.0)
+    with live:
+        live.log(0, loss=1.0)
+        with pytest.raises(RuntimeError, match="open already"), live:
+            pass
+    with pytest.raises(RuntimeError, match="with LivePlot"):
+        live({"step": 1, "loss": 1.0})
+
+
+def test_an_interrupt_ends_the_block_and_not_the_program(screen):
+    with LivePlot("loss") as live:
+        live.log(0, loss=2.5)
+        raise KeyboardInterrupt
+    assert live.stopped and live.stopped_by == "interrupt"
+    assert "stopped by interrupt · step 0" in screen.closed[0][0]
+
+
+def test_any_other_exception_passes_through_and_the_picture_stays(screen):
+    with pytest.raises(ZeroDivisionError), LivePlot("loss") as live:
+        live.log(0, loss=2.5)
+        live.log(1, loss=1 / 0)
+    assert not live.stopped
+    assert "ended by ZeroDivisionError" in screen.closed[0][0] and ">2.500</text>" in screen.closed[0][0]
+
+
+def test_the_same_plot_can_be_entered_again_and_starts_empty(screen):
+    live = LivePlot("loss")
+    with live:
+        live.log(0, loss=111.0)
+        screen.press()
+    with live:
+        assert not live.stopped
+        assert live.log(5, loss=2.0) is True
+    assert ">111</text>" in screen.closed[0][0]
+    assert ">111</text>" not in screen.closed[1][0]
+    assert "loss: 2 at step 5 (first 2, lowest 2 at step 5, highest 2 at step 5)" in screen.closed[1][1]
+
+
+def test_two_plots_may_be_open_at_once(screen):
+    with LivePlot("loss") as one, LivePlot("accuracy") as two:
+        assert one.log(0, loss=2.0) and two.log(0, accuracy=0.5)
+    assert screen.shown == ["step 0 | loss 2", "step 0 | accuracy 0.5"]
+
+
+def test_log_may_be_called_from_many_threads(screen):
+    def work(offset):
+        for step in range(2_000):
+            live.log(offset + step, loss=1.0)
+
+    with LivePlot("loss") as live:
+        threads = [threading.Thread(target=work, args=(10_000 * i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(b.count for b in live._curves["loss"].bins) == 8_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(panels=[]), "1 to 8 names"),
+        (dict(panels=["a", "a"]), "each of them once"),
+        (dict(panels=list("abcdefghi")), "1 to 8 names"),
+        (dict(panels=[()]), "a name or a tuple of names"),
+        (dict(panels=[3]), "a name or a tuple of names"),
+        (dict(panels=["loss"], every=0.01), "every=0.01 must be 0.1 s or more"),
+        (dict(panels=["loss"], every=math.nan), "every=nan"),
+        (dict(panels=["loss"], log_scale=("lss",)), r"\['lss'\]"),
+    ],
+)
+def test_settings_that_cannot_be_shown_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LivePlot(*settings.pop("panels"), **settings)
+
+
+@pytest.mark.parametrize("seconds_per_step", [0.0001, 0.1, 10.0])
+def test_plain_text_is_a_few_dozen_lines_and_always_the_final_ones(capsys, seconds_per_step):
+    live, clock = timed(LivePlot("loss", "grad_norm"))
+    with live:
+        for step in range(2_000):
+            clock.now = step * seconds_per_step
+            live.log(step, loss=5 - step / 1_000, grad_norm=math.nan if step == 700 else 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert 4 <= len(lines) <= 60
+    assert lines[0] == "step 0 | loss 5 | grad_norm 1"
+    assert lines[-3].startswith("ended at step 1,999 after ")
+    assert " loss: 3.001 at step 1,999 (first 5, lowest 3.001" in lines[-2]
+    assert "NaN first at step 700" in lines[-1] and "x" in lines[-1][:24]
+
+
+def test_plain_text_fits_a_terminal_that_knows_no_block_characters():
+    code = "from tinytrain.watch.live import LivePlot\nwith LivePlot('a') as p: p.log(0, a=1); p.log(1, a=2)"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("??   ")
+
+
+def test_importing_it_loads_nothing_of_a_notebook_or_of_matplotlib():
+    code = "import sys, tinytrain.watch.live; print(*(m.partition('.')[0] for m in sys.modules))"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert "torch" in loaded, "the list is real"
+    assert not loaded & {"IPython", "ipywidgets", "ipykernel", "matplotlib"}
+
+
+# --- in a real kernel, without a browser
+
+
+class Kernel:
+    """A running ipykernel that keeps every message it publishes."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+
+    def start(self, code):
+        return self.client.execute(dedent(code))
+
+    def wait_for(self, kind, seconds=60, match=lambda content: True):
+        """Messages up to the first of this kind; fails if none comes in time."""
+        seen, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            message = self.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
+            seen.append(message)
+            if message["msg_type"] == kind and match(message["content"]):
+                return seen
+        raise AssertionError(f"no {kind} in {seconds} s")
+
+    def run(self, code, seconds=60):
+        """Execute; the messages published until it is idle again. Raises what the code raised."""
+        return self.finish(self.start(code), seconds)
+
+    def finish(self, request, seconds=60):
+        seen, end = [], time.monotonic() + seconds
+        while True:
+            message = self.client.get_iopub_msg(timeout=max(0.1, end - time.monotonic()))
+            seen.append(message)
+            assert message["msg_type"] != "error", "\n".join(message["content"]["traceback"])
+            mine = message["parent_header"].get("msg_id") == request
+            if mine and message["content"].get("execution_state") == "idle":
+                return seen
+
+    def control(self, kind, content):
+        message = self.client.session.msg(kind, content)
+        self.client.control_channel.send(message)
+        reply = self.client.control_channel.get_msg(timeout=30)
+        assert reply["parent_header"]["msg_id"] == message["header"]["msg_id"]
+        return reply["content"]
+
+    def click(self, comm_id, subshell_id):
+        """What JupyterLab sends when a button is clicked."""
+        data = {"method": "custom", "content": {"event": "click"}}
+        message = self.client.session.msg("comm_msg", {"comm_id": comm_id, "data": data})
+        message["header"]["subshell_id"] = subshell_id
+        self.client.shell_channel.send(message)
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    made = Kernel()
+    made.run("from tinytrain.watch.live import LivePlot\nimport time")
+    yield made
+    made.client.stop_channels()
+    made.manager.shutdown_kernel(now=True)
+    made.manager.cleanup_resources()
+
+
+def of(messages, kind):
+    return [m["content"] for m in messages if m["msg_type"] == kind]
+
+
+def printed(messages):
+    return "".join(c["text"] for c in of(messages, "stream"))
+
+
+LOOP = """
+    ended = None
+    with LivePlot("loss") as live:
+        start = time.monotonic()
+        while time.monotonic() < start + 20:
+            if not live.log(time.monotonic() - start, loss=1.0):
+                ended = time.monotonic() - start
+                break
+            time.sleep(0.01)
+    print("STOPPED", live.stopped_by, live.stopped)
+"""
+
+
+def button_of(messages):
+    opened = of(messages, "comm_open")
+    return next(c["comm_id"] for c in opened if c["data"]["state"].get("_model_name") == "ButtonModel")
+
+
+def carries_a_chart(content):
+    return str(content.get("data", {}).get("state", {}).get("value")).startswith("<svg")
+
+
+def test_a_click_is_heard_while_the_loop_blocks_the_kernel(kernel):
+    subshell = kernel.control("create_subshell_request", {})["subshell_id"]
+    request = kernel.start(LOOP)
+    seen = [m for _ in range(2) for m in kernel.wait_for("comm_msg", match=carries_a_chart)]
+    kernel.click(button_of(seen), subshell)
+    clicked = time.monotonic()
+    seen = kernel.finish(request, seconds=40)
+    kernel.control("delete_subshell_request", {"subshell_id": subshell})
+    assert "STOPPED button True" in printed(seen), "the loop ran out: the click came too late"
+    assert time.monotonic() - clicked < 10
+
+
+def test_the_toolbars_interrupt_ends_the_loop_and_the_cell_goes_on(kernel):
+    request = kernel.start(LOOP)
+    kernel.wait_for("comm_msg", match=carries_a_chart)
+    kernel.manager.interrupt_kernel()
+    assert "STOPPED interrupt True" in printed(kernel.finish(request, seconds=40))
+
+
+def test_a_still_picture_takes_the_widgets_place_and_no_widget_is_left(kernel):
+    kernel.run("import ipywidgets; before = set(ipywidgets.widgets.widget._instances)")
+    seen = kernel.run("""
+        for title in ("one", "two"):
+            with LivePlot("loss", title=title) as live:
+                for step in range(100): live.log(step, loss=step)
+        print("left:", set(ipywidgets.widgets.widget._instances) - before)
+    """)
+    shown, replaced = of(seen, "display_data"), of(seen, "update_display_data")
+    assert ["application/vnd.jupyter.widget-view+json" in c["data"] for c in shown] == [True, True]
+    assert [c["transient"] for c in replaced] == [c["transient"] for c in shown], "each in its own place"
+    for content, title in zip(replaced, ("one", "two"), strict=True):
+        assert set(content["data"]) == {"image/svg+xml", "text/plain"}
+        assert f">{title}</text>" in content["data"]["image/svg+xml"]
+        assert ">99</text>" in content["data"]["image/svg+xml"]
+        assert content["data"]["text/plain"].startswith(f"{title}: ended at step 99 after 0:0")
+    opened = {c["comm_id"] for c in of(seen, "comm_open")}
+    assert opened and opened == {c["comm_id"] for c in of(seen, "comm_close")}
+    assert "left: set()" in printed(seen)
+
+
+def test_updates_are_few_small_and_say_so_in_bytes(kernel):
+    seen = kernel.run("""
+        import random
+        with LivePlot(("loss", "eval_loss"), "grad_norm", title="long") as live:
+            start, step = time.monotonic(), 0
+            while time.monotonic() < start + 2:
+                for _ in range(300):
+                    live.log(step, loss=random.random(), eval_loss=random.random(), grad_norm=random.random())
+                    step += 1
+        seconds = time.monotonic() - start
+        print("TOOK", seconds, step)
+    """)
+    seconds, steps = re.search(r"TOOK ([.\d]+) (\d+)", printed(seen)).groups()
+    sizes = [len(json.dumps(m, default=str)) for m in seen if m["msg_type"] == "comm_msg"]
+    assert int(steps) > 1_000, "enough for thinning"
+    assert 3 <= len(sizes) <= 10 * float(seconds) + 3
+    assert max(sizes) <= 10_240
+
+
+def test_without_ipywidgets_a_picture_moves_and_that_is_said_once(kernel):
+    seen = kernel.run("""
+        import sys
+        hidden, sys.modules["ipywidgets"] = sys.modules.get("ipywidgets"), None
+        for _ in range(2):
+            with LivePlot("loss") as live:
+                live.log(0, loss=1.0)
+                time.sleep(0.15)
+                live.log(1, loss=2.0)
+        if hidden: sys.modules["ipywidgets"] = hidden
+        else: del sys.modules["ipywidgets"]
+    """)
+    assert printed(seen).count("no Stop button without ipywidgets") == 1
+    assert [set(c["data"]) for c in of(seen, "display_data")] == [{"image/svg+xml", "text/plain"}] * 2
+    assert len(of(seen, "update_display_data")) == 6
+    assert not of(seen, "comm_open")
+
+
+def test_a_kernel_that_hears_no_button_while_busy_shows_none(kernel):
+    seen = kernel.run("""
+        from types import SimpleNamespace
+        import ipywidgets
+        from tinytrain.watch.screens import WidgetScreen
+        for subshells in (False, True):
+            live = LivePlot("loss")
+            old_or_new = SimpleNamespace(_supports_kernel_subshells=subshells)
+            screen = WidgetScreen(live, print, ipywidgets, old_or_new)
+            print(subshells, screen._button.layout.display, screen._hint.value)
+            screen.close(live)
+    """)
+    assert printed(seen).splitlines() == [
+        "False none ■ in the toolbar stops the training",
+        "True None or ■ in the toolbar",
+    ]
+
+
+def test_an_exception_in_the_cell_leaves_the_picture(kernel):
+    kernel.start("""
+        with LivePlot("loss") as live:
+            live.log(0, loss=1.0)
+            raise ValueError("mine")
+    """)
+    seen = kernel.wait_for("error")
+    assert of(seen, "error")[0]["ename"] == "ValueError"
+    (replaced,) = of(seen, "update_display_data")
+    assert "ended by ValueError" in replaced["data"]["image/svg+xml"]
+    kernel.wait_for("status", match=lambda c: c["execution_state"] == "idle")
+
+
+def test_a_plot_fed_from_a_thread_moves_while_the_cell_waits(kernel):
+    seen = kernel.run("""
+        import threading
+        def work():
+            for step in range(20):
+                live.log(step, loss=step)
+                time.sleep(0.02)
+        with LivePlot("loss") as live:
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    """)
+    assert len(of(seen, "comm_msg")) >= 3
+    assert ">19</text>" in of(seen, "update_display_data")[0]["data"]["image/svg+xml"]

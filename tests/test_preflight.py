@@ -1,0 +1,160 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tinytrain.course.handwritten import MendedLM, NextTokenLM, SmallLM
+from tinytrain.model import GPT, PRESETS
+from tinytrain.watch.preflight import future_leak, influence, preflight
+
+V, T = 97, 16
+FOUR_WAYS = [
+    f"no future leak ({mode}, {mask} padding mask)"
+    for mode in ("train", "eval")
+    for mask in ("without", "with")
+]
+
+
+def small(kind):
+    torch.manual_seed(0)
+    return kind(V, d_model=32, n_layers=2, n_heads=4, max_positions=T)
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(1)
+    return {name: torch.randint(0, V, (8, T), generator=generator) for name in ("input_ids", "labels")}
+
+
+def verdicts(report):
+    return [report[name].passed for name in FOUR_WAYS]
+
+
+def test_an_honest_model_passes_every_line(batch):
+    torch.manual_seed(0)
+    for model in (GPT(PRESETS["nano"]), small(MendedLM)):
+        report = preflight(model, batch)
+        assert report.passed and verdicts(report) == [True] * 4, str(report)
+
+
+def test_the_inverted_mask_is_hidden_in_one_situation_and_caught_in_three(batch):
+    report = preflight(small(SmallLM), batch)
+    assert not report.passed
+    assert verdicts(report) == [True, False, False, False]
+    assert "not finite" in report[FOUR_WAYS[2]].measured
+
+
+def test_a_mask_off_by_one_is_caught(batch):
+    assert not preflight(small(NextTokenLM), batch).passed
+
+
+class Plain(nn.Module):
+    """Embeds and projects; a test may break it."""
+
+    def __init__(self, std=0.02):
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(V, 32), nn.Linear(32, V)
+        nn.init.normal_(self.head.weight, std=std)
+
+    def forward(self, input_ids):
+        return self.head(self.tokens(input_ids))
+
+
+class MeanOverTime(Plain):
+    def forward(self, input_ids):
+        x = self.tokens(input_ids)
+        return self.head(x - x.mean(1, keepdim=True))
+
+
+def test_a_model_without_a_padding_mask_is_told_what_was_not_tested(batch):
+    torch.manual_seed(0)
+    report = preflight(Plain(), batch)
+    assert report.passed and verdicts(report) == [True, None, True, None]
+    assert "takes no attention_mask" in str(report)
+
+
+def test_a_leak_that_has_nothing_to_do_with_attention_is_caught(batch):
+    assert verdicts(preflight(MeanOverTime(), batch)) == [False, None, False, None]
+
+
+def test_weights_that_start_too_large_are_caught(batch):
+    line = preflight(Plain(std=2.0), batch)["initial loss"]
+    assert line.passed is False and "initial scale" in line.advice
+
+
+def test_it_leaves_modes_buffers_weights_and_generators_as_they_were(batch):
+    model = nn.Sequential(nn.Embedding(V, 8), Transposed(nn.BatchNorm1d(8)), nn.Dropout(0.5), nn.Linear(8, V))
+    model[2].eval()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    modes, generator = [module.training for module in model.modules()], torch.get_rng_state()
+    with Forwarding(model) as wrapped:
+        preflight(wrapped, batch)
+    assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Transposed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Forwarding(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input_ids):
+        return self.inner(input_ids)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_exc):
+        return None
+
+
+def test_the_leak_is_a_number_that_can_be_checked_on_paper():
+    class SumOfLater(nn.Module):
+        def forward(self, input_ids):
+            later = (
+                input_ids.flip(1).cumsum(1).flip(1).float()
+            )  # logits at t: the sum of the tokens from t on
+            return later[..., None].expand(*input_ids.shape, V)
+
+    # Tokens 2 and 3 become 1 + 1 and 1 + 2: the sums at positions 0 and 1 grow by 1 + 2 = 3.
+    assert future_leak(SumOfLater(), torch.ones(1, 4, dtype=torch.long)) == 3.0
+
+
+def test_constant_rows_are_changed_too():
+    assert future_leak(MeanOverTime(), torch.zeros(2, 8, dtype=torch.long)) > 0
+
+
+def test_influence_is_lower_triangular_for_a_causal_model_and_upper_for_the_inverted_one(batch):
+    row, mask = batch["input_ids"][:1], torch.ones(1, T)
+    honest = influence(small(MendedLM), row, mode="train", attention_mask=mask)
+    leaking = influence(small(SmallLM), row, mode="train", attention_mask=mask)
+    assert torch.equal(honest.triu(1), torch.zeros(T, T)) and (honest.tril() > 0).sum() == T * (T + 1) / 2
+    assert torch.equal(leaking.tril(-1), torch.zeros(T, T)) and (leaking.triu() > 0).sum() == T * (T + 1) / 2
+
+
+def test_what_cannot_be_measured_is_refused(batch):
+    model = small(MendedLM)
+    with pytest.raises(ValueError, match=r"shape \[8, 1\]; a leak needs rows of two"):
+        future_leak(model, batch["input_ids"][:, :1])
+    with pytest.raises(ValueError, match="mode='both'"):
+        future_leak(model, batch["input_ids"], mode="both")
+    with pytest.raises(ValueError, match="measured on one row"):
+        influence(model, batch["input_ids"])
+    with pytest.raises(KeyError, match="'nothing' is not a line of this report: initial loss"):
+        preflight(model, batch)["nothing"]
+
+
+def test_nan_logits_are_a_leak_of_nan(batch):
+    assert math.isnan(future_leak(small(SmallLM), batch["input_ids"], mode="eval"))

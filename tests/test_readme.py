@@ -1,0 +1,119 @@
+"""The README tells the truth about the disk: its map of the house, its commands, its links."""
+
+import re
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
+
+# Inside these folders the map names every file ("" is the top level); any other folder is one line.
+NAMED_ONE_BY_ONE = {"", "tests", "notebooks", "benchmarks", "docs"}
+NAMED_ONE_BY_ONE |= {"tinytrain", "tinytrain/watch", "tinytrain/course"}
+NEEDS_NO_LINE = {"__init__.py", ".gitignore", ".gitattributes"}
+PATTERN = "tests/test_<module>.py"  # one line of the map for the tests of all the package's modules
+CLUTTER = {".git", ".venv", "venv", "runs", "checkpoints", "build", "screenshots", "test-results"}
+CLUTTER_ENDINGS = (".egg-info", "cache", "cache__", ".pyc", "_checkpoints")
+
+
+def read_house(readme: str) -> dict[str, str]:
+    """The README's map as {path: clause}. Two spaces are one level; two or more part a name from its clause.
+
+    >>> tree = "<!-- house:start -->\\n```\\ndocs/   pages\\n  a.md  one\\n```\\n<!-- house:end -->"
+    >>> read_house(tree)
+    {'docs': 'pages', 'docs/a.md': 'one'}
+    """
+    block = readme.split("<!-- house:start -->")[1].split("<!-- house:end -->")[0]
+    house, parents = {}, []
+    for line in filter(str.strip, block.splitlines()):
+        if line.startswith("```"):
+            continue
+        indent = len(line) - len(line.lstrip())
+        name, _, clause = re.sub(r"\s{2,}", "\t", line.strip()).partition("\t")
+        parents = [*parents[: indent // 2], name.rstrip("/")]
+        house["/".join(parents)] = clause
+    return house
+
+
+def files_of_the_project() -> list[str]:
+    """What git knows or would add; without git, whatever is no cache, environment or run."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8", check=True)
+        listed = done.stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        listed = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
+    kept = (path for path in listed if (ROOT / path).is_file())
+    return sorted(path for path in kept if not any(map(is_clutter, path.split("/"))))
+
+
+def is_clutter(part: str) -> bool:
+    return part in CLUTTER or part.endswith(CLUTTER_ENDINGS)
+
+
+def what_needs_a_line(files: list[str]) -> set[str]:
+    """Each file and folder directly inside a folder that is named one by one."""
+    needed = set()
+    for path in files:
+        parts = path.split("/")
+        for depth, part in enumerate(parts):
+            folder = "/".join(parts[:depth])
+            if folder in NAMED_ONE_BY_ONE and part not in NEEDS_NO_LINE:
+                needed.add("/".join(parts[: depth + 1]))
+    return needed
+
+
+def covered_by_pattern(path: str, files: list[str]) -> bool:
+    name = re.fullmatch(r"tests/test_(\w+)\.py", path)
+    modules = {Path(file).stem.strip("_") for file in files if re.fullmatch(r"tinytrain/.*\.py", file)}
+    return PATTERN in HOUSE and name is not None and name[1] in modules
+
+
+FILES = files_of_the_project()
+HOUSE = read_house(README)
+
+
+def test_every_file_has_its_line_in_the_map():
+    needed = what_needs_a_line(FILES) - set(HOUSE)
+    missing = [path for path in sorted(needed) if not covered_by_pattern(path, FILES)]
+    assert not missing, "the README's map (after house:start) lacks a line for:\n" + "\n".join(missing)
+
+
+def test_every_line_of_the_map_is_on_the_disk():
+    folders = {"/".join(path.split("/")[:n]) for path in FILES for n in range(1, path.count("/") + 1)}
+    extra = sorted(set(HOUSE) - set(FILES) - folders - {PATTERN})
+    assert not extra, "the README's map has a line for what is not there:\n" + "\n".join(extra)
+
+
+def test_every_line_of_the_map_has_one_clause():
+    """A folder whose contents follow needs none."""
+    for path, clause in HOUSE.items():
+        opened = any(other.startswith(f"{path}/") for other in HOUSE)
+        assert clause or opened, f"{path}: say in one clause what it is"
+        assert not clause.endswith("."), f"{path}: a clause, not a sentence"
+
+
+def test_every_make_command_is_a_target():
+    targets = set(re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.MULTILINE)[1].split())
+    used = set(re.findall(r"(?:^|`)make ([a-z]+)", README, re.MULTILINE))
+    assert {"lab", "test"} <= used
+    assert used <= targets, f"the Makefile has no target {sorted(used - targets)}"
+
+
+def test_every_file_that_a_command_names_exists():
+    blocks = re.findall(r"^```(?:bash|powershell)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    paths = r"\b(?:tests|notebooks|benchmarks|requirements|environment)\b[\w./-]*"
+    named = re.findall(paths, re.sub(r"#.*", "", "\n".join(blocks)))
+    missing = sorted({name for name in named if not (ROOT / name).exists()})
+    assert named, "no command names a file: has the pattern of the code blocks changed?"
+    assert not missing, f"the README's commands name what is not there: {missing}"
+
+
+def test_every_relative_link_and_picture_exists():
+    text = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+    local = [target.split("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
+    missing = sorted({path for path in local if not (ROOT / path).exists()})
+    assert local, "the README links to nothing in the repository"
+    assert not missing, f"the README links to what is not there: {missing}"

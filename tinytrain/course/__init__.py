@@ -1,0 +1,1 @@
+"""What only the notebooks need. Nothing else in the package imports it."""

@@ -1,0 +1,27 @@
+"""``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map."""
+
+import argparse
+from pathlib import Path
+
+from tinytrain.course.notebooks import run_all
+from tinytrain.course.series import update_readme
+
+
+def main() -> None:
+    """Run one command from the repository's root."""
+    parser = argparse.ArgumentParser(prog="python -m tinytrain.course", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    notebooks = commands.add_parser(
+        "notebooks", help="run notebooks in fresh kernels and store their outputs"
+    )
+    notebooks.add_argument("names", nargs="*", help="beginnings of file names, such as 00; all by default")
+    names = parser.parse_args().names
+    folder = Path("notebooks")
+    if not folder.is_dir():
+        parser.error(f"no folder {folder}/ here: call this from the repository's root")
+    update_readme(Path("README.md"), folder)
+    run_all(folder, names)
+
+
+if __name__ == "__main__":
+    main()

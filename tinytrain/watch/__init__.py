@@ -1,0 +1,1 @@
+"""Tools that look at a run and never take part in it."""
