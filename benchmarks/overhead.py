@@ -34,9 +34,7 @@ class Case:
     blocks: int
 
 
-OVERHEAD = Case(
-    ModelConfig(vocab_size=256, d_model=32, n_layers=1, n_heads=2, max_positions=16), 4, 16, 50, 40
-)
+OVERHEAD = Case(ModelConfig(vocab_size=256, d_model=32, n_layers=1, n_heads=2, max_positions=16), 4, 16, 50, 40)
 TOKENS = Case(replace(PRESETS["tiny"], max_positions=64), 12, 64, 5, 15)
 
 
@@ -74,9 +72,7 @@ def our_trainer(case, batches, folder):
     model, runs = make_model(case), iter(range(10**9))
 
     def block():
-        config = TrainConfig(
-            total_steps=case.block, max_lr=1e-3, warmup_steps=5, out=folder / str(next(runs))
-        )
+        config = TrainConfig(total_steps=case.block, max_lr=1e-3, warmup_steps=5, out=folder / str(next(runs)))
         Trainer(model, lambda n: [batches[n]], config).fit()
 
     return block
@@ -88,9 +84,7 @@ def make_model(case):
 
 
 def make_batches(case):
-    ids = torch.randint(
-        0, 256, (case.block, case.rows, case.length + 1), generator=torch.Generator().manual_seed(0)
-    )
+    ids = torch.randint(0, 256, (case.block, case.rows, case.length + 1), generator=torch.Generator().manual_seed(0))
     return [{"input_ids": row[:, :-1].contiguous(), "labels": row[:, 1:].contiguous()} for row in ids]
 
 
@@ -114,22 +108,16 @@ def measure(case):
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", action="store_true", help="the 0.8 M configuration instead")
     case = TOKENS if parser.parse_args().tokens else OVERHEAD
     torch.set_num_threads(1)
     medians = {name: statistics.median(blocks) for name, blocks in measure(case).items()}
     bare = medians["bare loop"]
-    print(
-        f"torch {torch.__version__}, one thread, {case.rows} rows of {case.length} positions, d {case.model.d_model}"
-    )
+    print(f"torch {torch.__version__}, one thread, {case.rows} rows of {case.length} positions, d {case.model.d_model}")
     for name, ms in medians.items():
         rate = case.rows * case.length / ms * 1000
-        print(
-            f"{name:16} {ms:8.3f} ms a step   {ms - bare:+7.3f} ms   {rate:9,.0f} tokens/s   {bare / ms:.2f} x bare"
-        )
+        print(f"{name:16} {ms:8.3f} ms a step   {ms - bare:+7.3f} ms   {rate:9,.0f} tokens/s   {bare / ms:.2f} x bare")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,7 @@ def test_the_text_beside_a_tick_says_its_value_and_differs_from_the_others(low, 
     texts = [text for _, text in ticks]
     assert len(set(texts)) == len(texts)
     for value, text in ticks:
-        assert float(text.replace(",", "")) == pytest.approx(
-            value, rel=1e-9, abs=1e-12 * (high / 2 - low / 2)
-        )
+        assert float(text.replace(",", "")) == pytest.approx(value, rel=1e-9, abs=1e-12 * (high / 2 - low / 2))
         assert len(text) <= 8
 
 

@@ -102,9 +102,7 @@ def test_a_bad_file_in_a_folder_is_named_with_a_way_out(tmp_path):
 
 
 def test_a_path_that_is_not_there_and_an_empty_folder_are_refused(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"nowhere: no such file or folder, and no corpus of that name"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"nowhere: no such file or folder, and no corpus of that name"):
         load_corpus(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"holds no file that matches '\*'"):
         load_corpus(tmp_path)
@@ -115,9 +113,7 @@ def test_a_split_never_overlaps_and_loses_nothing(by):
     corpus = corpus_of(*(f"<{i}>" * (3 + i) for i in range(20)))
     train, validation = corpus.split(0.2, by=by)
     pieces = [*train.documents, *validation.documents]
-    assert sorted(c for piece in pieces for c in piece.text) == sorted(
-        c for d in corpus.documents for c in d.text
-    )
+    assert sorted(c for piece in pieces for c in piece.text) == sorted(c for d in corpus.documents for c in d.text)
     if by == "document":
         assert not {d.text for d in train.documents} & {d.text for d in validation.documents}
     held = sum(len(d.text) for d in validation.documents) / sum(len(d.text) for d in corpus.documents)
@@ -144,11 +140,9 @@ def test_the_choice_of_documents_depends_on_the_seed_and_not_on_their_order():
 
 
 def test_splits_that_leave_a_side_empty_are_refused():
-    with pytest.raises(
-        ValueError, match=r"too short to split: 3 characters by position .* leave no validation text"
-    ):
+    with pytest.raises(ValueError, match=r"too short to split: 3 characters by position .* leave no validation text"):
         corpus_of("abc").split(0.1)
-    with pytest.raises(ValueError, match="validation_fraction=1.0"):
+    with pytest.raises(ValueError, match=r"validation_fraction=1\.0"):
         corpus_of("abc").split(1.0)
     with pytest.raises(ValueError, match="by='page'"):
         corpus_of("abc").split(0.5, by="page")

@@ -54,9 +54,7 @@ def test_an_epoch_visits_every_row_once_and_its_last_batch_holds_the_rest(batch_
 
 def test_the_order_differs_between_epochs_and_seeds_and_is_the_same_when_asked_again():
     orders = {
-        (seed, epoch): tuple(row_order(50, seed=seed, epoch=epoch).tolist())
-        for seed in range(3)
-        for epoch in range(3)
+        (seed, epoch): tuple(row_order(50, seed=seed, epoch=epoch).tolist()) for seed in range(3) for epoch in range(3)
     }
     assert len(set(orders.values())) == 9  # with seed + epoch as the seed, only 5 would differ
     assert orders[1, 2] == tuple(row_order(50, seed=1, epoch=2).tolist())

@@ -29,9 +29,7 @@ def test_sum_over_count_is_mean_and_none_keeps_the_shape(logits_and_labels):
     assert (each[labels == -100] == 0).all()
     total = cross_entropy(logits, labels, reduction="sum")
     assert each.sum().item() == pytest.approx(total.item(), rel=1e-6)
-    assert (total / count_targets(labels)).item() == pytest.approx(
-        cross_entropy(logits, labels).item(), rel=1e-6
-    )
+    assert (total / count_targets(labels)).item() == pytest.approx(cross_entropy(logits, labels).item(), rel=1e-6)
 
 
 def test_no_target_gives_zero_loss_and_zero_gradient_where_torch_gives_nan(logits_and_labels):
@@ -61,9 +59,7 @@ def test_float64_stays_float64():
 @pytest.mark.parametrize("label", [-4, -1, 5])
 def test_a_label_outside_the_vocabulary_is_named(label, reduction):
     labels = torch.tensor([[0, 1], [label, -100]])
-    with pytest.raises(
-        ValueError, match=rf"label {label} at position \[1, 0\] is outside the vocabulary 0\.\.4"
-    ):
+    with pytest.raises(ValueError, match=rf"label {label} at position \[1, 0\] is outside the vocabulary 0\.\.4"):
         cross_entropy(torch.zeros(2, 2, 5), labels, reduction=reduction)
 
 

@@ -32,9 +32,7 @@ def test_the_same_seed_trains_the_same_model_and_another_one_does_not(tmp_path, 
     losses = {}
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         main([*QUICK, *text, "--seed", str(seed), "--out", str(tmp_path / name)])
-        losses[name] = [
-            json.loads(line)["loss"] for line in (tmp_path / name / "log.jsonl").read_text().splitlines()
-        ]
+        losses[name] = [json.loads(line)["loss"] for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
     assert losses["a"] == losses["b"] != losses["c"]
 
 

@@ -106,9 +106,7 @@ def test_dropout_is_drawn_in_training_and_not_in_evaluation():
 def test_an_id_outside_the_vocabulary_is_named(model, bad):
     ids = random_ids(2, 8)
     ids[1, 3] = bad
-    with pytest.raises(
-        ValueError, match=rf"token id {bad} at position \[1, 3\] is outside the vocabulary 0\.\.255"
-    ):
+    with pytest.raises(ValueError, match=rf"token id {bad} at position \[1, 3\] is outside the vocabulary 0\.\.255"):
         model(ids)
 
 

@@ -48,9 +48,7 @@ def test_with_a_zero_gradient_only_the_decaying_tensor_shrinks():
     for p in layer.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
-    assert layer.weight.item() == pytest.approx(
-        0.99, abs=1e-7
-    )  # 1 - lr * decay; Adam with L2 would give 0.90
+    assert layer.weight.item() == pytest.approx(0.99, abs=1e-7)  # 1 - lr * decay; Adam with L2 would give 0.90
     assert layer.bias.item() == 1.0
 
 

@@ -18,9 +18,7 @@ def ax():
 
 
 def test_each_curve_is_drawn_from_its_data_and_labelled_where_it_ends(ax):
-    plot_curves(
-        ax, {"one": ([1, 2], [5.0, 3.0]), "two": ([1, 2], [5.0, 4.0])}, title="t", x="steps", y="nats"
-    )
+    plot_curves(ax, {"one": ([1, 2], [5.0, 3.0]), "two": ([1, 2], [5.0, 4.0])}, title="t", x="steps", y="nats")
     assert [line.get_ydata().tolist() for line in ax.lines] == [[5.0, 3.0], [5.0, 4.0]]
     assert {text.get_text(): text.xy[1] for text in ax.texts} == {"one": 3.0, "two": 4.0}
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_title(loc="left")) == ("steps", "nats", "t")

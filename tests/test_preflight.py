@@ -10,9 +10,7 @@ from tinytrain.watch.preflight import future_leak, influence, preflight
 
 V, T = 97, 16
 FOUR_WAYS = [
-    f"no future leak ({mode}, {mask} padding mask)"
-    for mode in ("train", "eval")
-    for mask in ("without", "with")
+    f"no future leak ({mode}, {mask} padding mask)" for mode in ("train", "eval") for mask in ("without", "with")
 ]
 
 
@@ -123,9 +121,7 @@ class Forwarding(nn.Module):
 def test_the_leak_is_a_number_that_can_be_checked_on_paper():
     class SumOfLater(nn.Module):
         def forward(self, input_ids):
-            later = (
-                input_ids.flip(1).cumsum(1).flip(1).float()
-            )  # logits at t: the sum of the tokens from t on
+            later = input_ids.flip(1).cumsum(1).flip(1).float()  # logits at t: the sum of the tokens from t on
             return later[..., None].expand(*input_ids.shape, V)
 
     # Tokens 2 and 3 become 1 + 1 and 1 + 2: the sums at positions 0 and 1 grow by 1 + 2 = 3.

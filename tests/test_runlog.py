@@ -46,7 +46,7 @@ def test_a_line_is_on_disk_when_write_returns(tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_kept(tmp_path):
     with RunLog(tmp_path) as log:
         log.write({"batch": 1})
-    with pytest.raises(FileExistsError, match="is the log of an earlier run. Choose another folder"):
+    with pytest.raises(FileExistsError, match=r"is the log of an earlier run\. Choose another folder"):
         RunLog(tmp_path)
     assert len(read_run(tmp_path)) == 1
 
@@ -84,9 +84,7 @@ def test_a_closed_log_says_so(tmp_path):
 
 
 def test_a_series_takes_the_lines_that_have_it(tmp_path):
-    (tmp_path / "log.jsonl").write_text(
-        '{"batch": 1, "step": 1}\n{"batch": 2, "step": 2, "eval_loss": 3.0}\n'
-    )
+    (tmp_path / "log.jsonl").write_text('{"batch": 1, "step": 1}\n{"batch": 2, "step": 2, "eval_loss": 3.0}\n')
     run = read_run(tmp_path)
     assert run.series("eval_loss") == ([2], [3.0])
     with pytest.raises(KeyError, match="no line has both 'nothing' and 'step'"):

@@ -96,9 +96,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model):
 def test_an_update_without_any_target_changes_nothing_and_reports_no_nan(model):
     optimizer, batch = build_adamw(model, lr=1e-3), batch_of()
     before = weights(model)
-    report = train_step(
-        model, [batch | {"labels": torch.full_like(batch["labels"], -100)}], optimizer, lr=1e-3
-    )
+    report = train_step(model, [batch | {"labels": torch.full_like(batch["labels"], -100)}], optimizer, lr=1e-3)
     assert (report.skipped, report.loss, report.tokens) == (True, 0.0, 0)
     assert all(torch.equal(b, a) for b, a in zip(before, weights(model), strict=True))
 

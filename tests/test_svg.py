@@ -33,9 +33,7 @@ def texts(svg):
 def curve_paths(svg):
     """The points, in pixels, of each stretch of each scaled path: bands (closed) and lines."""
     layers = dict(re.findall(r"<g transform='scale\(([.\d]+)\)'[^>]*>(.*?)</g>", svg))
-    ds = {
-        k: re.findall(r"<path (?!stroke='#\w+' stroke-width)[^>]*?d='([^']*)'", v) for k, v in layers.items()
-    }
+    ds = {k: re.findall(r"<path (?!stroke='#\w+' stroke-width)[^>]*?d='([^']*)'", v) for k, v in layers.items()}
     return {
         "band": [part for d in ds.get(".5", ()) for part in stretches(d, 0.5)],
         "line": [part for d in ds.get(".1", ()) for part in stretches(d, 0.1)],
@@ -133,9 +131,7 @@ def test_two_latest_values_that_are_alike_do_not_overlap():
 
 
 def test_axes_are_named_and_the_picture_has_words():
-    svg = draw(
-        [[curve("loss", [5.0, 2.0])], [curve("grad_norm", [1.0, math.nan])]], title="tiny", note="0:07"
-    )
+    svg = draw([[curve("loss", [5.0, 2.0])], [curve("grad_norm", [1.0, math.nan])]], title="tiny", note="0:07")
     assert texts(svg).count("step") == 2
     assert {"loss", "grad_norm", "tiny", "0:07"} <= set(texts(svg))
     root = ET.fromstring(svg)
@@ -146,9 +142,7 @@ def test_axes_are_named_and_the_picture_has_words():
 
 def test_lines_are_thinned_honestly_and_the_chart_says_so():
     assert not any("mean of" in text for text in texts(draw([[curve("loss", noisy(150))]])))
-    assert "line: mean of 128 points, band: their lowest to highest" in texts(
-        draw([[curve("loss", noisy(20_000))]])
-    )
+    assert "line: mean of 128 points, band: their lowest to highest" in texts(draw([[curve("loss", noisy(20_000))]]))
 
 
 def test_names_and_titles_cannot_break_out_of_the_markup():

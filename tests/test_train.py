@@ -22,9 +22,7 @@ def model():
 
 @pytest.fixture
 def rows():
-    return TokenRows(
-        torch.randint(0, 256, (1009,), generator=torch.Generator().manual_seed(0)), 16, vocab_size=256
-    )
+    return TokenRows(torch.randint(0, 256, (1009,), generator=torch.Generator().manual_seed(0)), 16, vocab_size=256)
 
 
 @pytest.fixture
@@ -84,9 +82,7 @@ def test_a_list_or_a_function_serves_as_data(model, data):
 
 
 def test_data_that_ends_too_early_is_named(model, data):
-    with pytest.raises(
-        ValueError, match=r"the data has no batch number 2, but 4 of total_steps=6 updates are still"
-    ):
+    with pytest.raises(ValueError, match=r"the data has no batch number 2, but 4 of total_steps=6 updates are still"):
         Trainer(model, [data[0], data[1]], CONFIG).fit()
 
 
@@ -107,9 +103,7 @@ def test_a_run_that_only_skips_ends_with_an_error_that_says_where_to_look(model,
     with torch.no_grad():
         model.tokens.weight[0, 0] = math.nan
     config = replace(CONFIG, max_skipped_in_a_row=3)
-    with pytest.raises(
-        TrainingFailedError, match=r"3 updates in a row were skipped, since batch 1; .*the loss is nan"
-    ):
+    with pytest.raises(TrainingFailedError, match=r"3 updates in a row were skipped, since batch 1; .*the loss is nan"):
         Trainer(model, data, config).fit()
 
 

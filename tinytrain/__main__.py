@@ -65,9 +65,7 @@ def train(options: Train) -> FitReport:
     config = replace(PRESETS[options.preset], vocab_size=tokenizer.vocab_size, dropout=options.dropout)
     row_length = options.row_length or config.max_positions
     if row_length > config.max_positions:
-        raise ValueError(
-            f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}"
-        )
+        raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}")
     train_rows, held_out = _rows(corpus, tokenizer, row_length)
     run = TrainConfig(
         total_steps=options.steps,
@@ -85,9 +83,7 @@ def train(options: Train) -> FitReport:
         micro_batch_size=options.micro_batch_size,
         seed=options.seed,
     )
-    print(
-        f"{model.num_parameters():,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True
-    )
+    print(f"{model.num_parameters():,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True)
     validation = list(held_out.batches(64, limit=options.eval_rows))
     with closing(ProgressBar(options.steps)) as bar:
         report = Trainer(model, data, run, [bar], validation=validation).fit()
@@ -97,8 +93,7 @@ def train(options: Train) -> FitReport:
 
 def _rows(corpus: Corpus, tokenizer: ByteTokenizer, row_length: int) -> tuple[TokenRows, TokenRows]:
     train_side, held_out = (
-        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name)
-        for part in corpus.split()
+        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name) for part in corpus.split()
     )
     return train_side, held_out
 

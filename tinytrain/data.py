@@ -4,7 +4,6 @@ A long text is cut into rows once. The order in which rows are visited is a pure
 no hidden generator moves, so any batch of any epoch can be asked for at any time, in any process.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from tinytrain.loss import IGNORE_INDEX
 from tinytrain.model import check_ids
+from tinytrain.seeds import generator_for
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,7 @@ def row_order(n_rows: int, *, seed: int, epoch: int) -> Tensor:
     >>> torch.equal(row_order(8, seed=1, epoch=0), row_order(8, seed=1, epoch=0))
     True
     """
-    # Hashed and not added: with seed + epoch, epoch 1 of seed 0 would be epoch 0 of seed 1.
-    digest = hashlib.blake2b(f"row order, seed {seed}, epoch {epoch}".encode(), digest_size=8).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little", signed=True))
-    return torch.randperm(n_rows, generator=generator)
+    return torch.randperm(n_rows, generator=generator_for("row order", seed=seed, epoch=epoch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,12 +133,8 @@ class RowBatches:
         return [self.rows.stack(rows[i : i + size]) for i in range(0, len(rows), size)]
 
     def _order(self, epoch: int) -> Tensor:
-        if (
-            epoch not in self._orders
-        ):  # a permutation is kept, for it is asked for by every batch of its epoch
+        if epoch not in self._orders:  # a permutation is kept, for it is asked for by every batch of its epoch
             self._orders.clear()
             n = len(self.rows)
-            self._orders[epoch] = (
-                row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
-            )
+            self._orders[epoch] = row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
         return self._orders[epoch]

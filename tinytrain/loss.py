@@ -55,9 +55,7 @@ def cross_entropy(
     if logits.device.type != "cpu":
         check_labels(labels, logits.shape[-1], ignore_index)
     try:
-        losses = _token_losses(
-            logits, labels, ignore_index, label_smoothing, "none" if reduction == "none" else "sum"
-        )
+        losses = _token_losses(logits, labels, ignore_index, label_smoothing, "none" if reduction == "none" else "sum")
     except IndexError:
         check_labels(labels, logits.shape[-1], ignore_index)
         raise
@@ -79,9 +77,7 @@ def check_labels(labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_IND
     )
 
 
-def _token_losses(
-    logits: Tensor, labels: Tensor, ignore_index: int, smoothing: float, reduction: str
-) -> Tensor:
+def _token_losses(logits: Tensor, labels: Tensor, ignore_index: int, smoothing: float, reduction: str) -> Tensor:
     if logits.dtype in _HALF_TYPES:
         logits = logits.float()
     return F.cross_entropy(

@@ -62,13 +62,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
         B, T, D = x.shape
-        q, k, v = (
-            self.qkv(x).view(B, T, 3, self.n_heads, D // self.n_heads).permute(2, 0, 3, 1, 4)
-        )  # each [B,H,T,K]
+        q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, D // self.n_heads).permute(2, 0, 3, 1, 4)  # each [B,H,T,K]
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=allowed is None
-        )
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=allowed is None)
         return self.out(mixed.transpose(1, 2).reshape(B, T, D))
 
 
@@ -126,9 +122,7 @@ class GPT(nn.Module):
         residual_std = self.config.init_std / math.sqrt(2 * self.config.n_layers)
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
-                nn.init.normal_(
-                    parameter, std=residual_std if name.endswith("out.weight") else self.config.init_std
-                )
+                nn.init.normal_(parameter, std=residual_std if name.endswith("out.weight") else self.config.init_std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

@@ -125,9 +125,7 @@ class Run:
 
     def series(self, name: str, over: str = "step") -> tuple[list[float], list[float]]:
         """The values of ``over`` and ``name`` on the lines that have both, for plotting one against the other."""
-        pairs = [
-            (r[over], r[name]) for r in self.records if r.get(name) is not None and r.get(over) is not None
-        ]
+        pairs = [(r[over], r[name]) for r in self.records if r.get(name) is not None and r.get(over) is not None]
         if not pairs:
             raise KeyError(f"{self.folder}: no line has both {name!r} and {over!r}")
         return [x for x, _ in pairs], [y for _, y in pairs]
@@ -141,9 +139,7 @@ def read_run(folder: str | Path) -> Run:
     path = Path(folder) / RunLog.FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no log there; a run writes it when TrainConfig.out is set")
-    *lines, rest = path.read_text(encoding="utf-8").split(
-        "\n"
-    )  # rest is empty, or a line that was never finished
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last newline: nothing, or a cut-off line
     records = []
     for number, line in enumerate(lines, 1):
         try:

@@ -51,16 +51,12 @@ def train_step(
     """
     device = device_of(model)
     targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
-    optimizer.zero_grad(
-        set_to_none=True
-    )  # at the start: a gradient left by somebody's own backward must not join in
+    optimizer.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
 
     loss = torch.zeros((), device=device)
     for batch in micro_batches:
         batch = to_device(batch, device)
-        part = cross_entropy(forward_logits(model, batch), batch["labels"], reduction="sum") / targets.clamp(
-            min=1
-        )
+        part = cross_entropy(forward_logits(model, batch), batch["labels"], reduction="sum") / targets.clamp(min=1)
         part.backward()
         loss += part.detach()
 

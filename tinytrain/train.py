@@ -71,9 +71,7 @@ class TrainConfig:
             if value is not None and value < 1:
                 raise ValueError(f"TrainConfig.{name}={value} must be at least 1")
         if not self.max_grad_norm > 0:
-            raise ValueError(
-                f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)"
-            )
+            raise ValueError(f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)")
 
     def _schedule(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("max_lr", "min_lr", "warmup_steps", "total_steps")}
@@ -130,9 +128,7 @@ class Trainer:
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         if validation is not None and not callable(validation) and iter(validation) is validation:
-            raise TypeError(
-                "validation is an iterator, which is empty after one evaluation: pass list(...) of it"
-            )
+            raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
         self.model, self.data, self.config = model, data, config
         self.callbacks, self.validation = tuple(callbacks), validation
         self.optimizer = optimizer or build_adamw(
@@ -232,14 +228,12 @@ class Trainer:
             raise TrainingFailedError(
                 f"{self.skipped_in_a_row} updates in a row were skipped, since batch "
                 f"{self.batch - self.skipped_in_a_row + 1}; the last because {report.reason}. The weights are those "
-                f"after update {self.step}. Look at that batch's labels, at the learning rate, and at grad_norm before it"
+                f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
 
 
 def padding_share(micro_batches: Sequence[Batch]) -> float:
     """Share of positions that carry no token, 0 to 1, by the batches' ``attention_mask``; 0 where there is none."""
     positions = sum(batch["input_ids"].numel() for batch in micro_batches)
-    padded = sum(
-        int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch
-    )
+    padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
     return padded / positions if positions else 0.0

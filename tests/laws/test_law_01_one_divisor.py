@@ -85,9 +85,7 @@ def test_the_last_smaller_window_of_an_epoch_has_its_own_divisor():
 def test_evaluation_is_the_same_sum_over_the_same_count():
     model = CostsItsId()
     for batches in ([costs(1), costs(2, 2, 2)], [costs(1, 2), costs(2, 2)], [costs(1, 2, 2, 2)]):
-        assert evaluate(model, batches).loss == pytest.approx(
-            1.75, abs=1e-6
-        )  # mean of means: 1.5, 1.75, 1.75
+        assert evaluate(model, batches).loss == pytest.approx(1.75, abs=1e-6)  # mean of means: 1.5, 1.75, 1.75
 
 
 def test_a_real_model_agrees_with_the_rows_taken_at_once():

@@ -6,6 +6,7 @@ away. It does not jump where the warmup meets the cosine. After the end it stays
 """
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,14 +31,11 @@ def test_the_order_of_asking_does_not_matter():
 
 @pytest.mark.parametrize("warmup_steps", [0, 1, 10, 500, 1000])
 def test_the_first_update_moves_and_the_curve_has_no_jump(warmup_steps):
-    curve = [
-        warmup_cosine(s, max_lr=1.0, min_lr=0.1, warmup_steps=warmup_steps, total_steps=1000)
-        for s in range(1000)
-    ]
+    curve = [warmup_cosine(s, max_lr=1.0, min_lr=0.1, warmup_steps=warmup_steps, total_steps=1000) for s in range(1000)]
     assert curve[0] > 0
     assert max(curve) == 1.0
     steepest = max(1 / max(warmup_steps, 1), 0.9 * math.pi / 2 / max(1000 - warmup_steps, 1))
-    jumps = [abs(b - a) for a, b in zip(curve, curve[1:], strict=False)]
+    jumps = [abs(b - a) for a, b in pairwise(curve)]
     assert max(jumps) <= steepest * (1 + 1e-9)
 
 
@@ -45,9 +43,7 @@ def trained(total_steps, data):
     torch.manual_seed(0)
     rates = []
     config = TrainConfig(total_steps=total_steps, max_lr=1.0e-3, min_lr=1.0e-4, warmup_steps=2)
-    Trainer(
-        GPT(PRESETS["nano"]), data, config, [lambda record: rates.append((record["skipped"], record["lr"]))]
-    ).fit()
+    Trainer(GPT(PRESETS["nano"]), data, config, [lambda record: rates.append((record["skipped"], record["lr"]))]).fit()
     return rates
 
 

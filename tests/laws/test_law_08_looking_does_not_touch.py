@@ -19,9 +19,7 @@ from tinytrain.train import TrainConfig, Trainer
 from tinytrain.watch.live import LivePlot
 from tinytrain.watch.preflight import preflight
 
-ROWS = TokenRows(
-    torch.randint(0, 256, (1000,), generator=torch.Generator().manual_seed(1)), 16, vocab_size=256
-)
+ROWS = TokenRows(torch.randint(0, 256, (1000,), generator=torch.Generator().manual_seed(1)), 16, vocab_size=256)
 
 
 def train(look=None, **changes):

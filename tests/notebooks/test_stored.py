@@ -79,9 +79,7 @@ def test_it_asserts_at_least_five_things_and_its_title_at_the_end(notebook):
 
 def test_it_sets_nothing_up_behind_the_readers_back(notebook):
     for cell in code_cells(notebook):
-        assert not re.search(r"(?m)^\s*[!%]|sys\.path|os\.chdir|urllib|requests\.get", cell.source), (
-            cell.source
-        )
+        assert not re.search(r"(?m)^\s*[!%]|sys\.path|os\.chdir|urllib|requests\.get", cell.source), cell.source
 
 
 def test_no_cell_tires_the_reader(notebook):

@@ -11,9 +11,7 @@ def main() -> None:
     """Run one command from the repository's root."""
     parser = argparse.ArgumentParser(prog="python -m tinytrain.course", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    notebooks = commands.add_parser(
-        "notebooks", help="run notebooks in fresh kernels and store their outputs"
-    )
+    notebooks = commands.add_parser("notebooks", help="run notebooks in fresh kernels and store their outputs")
     notebooks.add_argument("names", nargs="*", help="beginnings of file names, such as 00; all by default")
     names = parser.parse_args().names
     folder = Path("notebooks")

@@ -18,9 +18,7 @@ def environment_report() -> dict[str, str]:
     """Versions, device, threads, texts and budget, ready to print; a missing package is called missing."""
     device = best_device()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-    texts = [
-        f"{title} ({'installed' if _version(package) else 'missing'})" for package, title in TEXTS.items()
-    ]
+    texts = [f"{title} ({'installed' if _version(package) else 'missing'})" for package, title in TEXTS.items()]
     return {
         "python": f"{platform.python_version()} on {sys.platform}",
         **{package: _version(package) or "missing" for package in PACKAGES},

@@ -14,18 +14,12 @@ class SmallLM(nn.Module):
     Its fault: the mask is the wrong way round.
     """
 
-    def __init__(
-        self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, max_positions: int
-    ) -> None:
+    def __init__(self, vocab_size: int, d_model: int, n_layers: int, n_heads: int, max_positions: int) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, d_model)
         self.positions = nn.Embedding(max_positions, d_model)
-        layer = nn.TransformerEncoderLayer(
-            d_model, n_heads, 4 * d_model, 0.0, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(
-            layer, n_layers, nn.LayerNorm(d_model), enable_nested_tensor=False
-        )
+        layer = nn.TransformerEncoderLayer(d_model, n_heads, 4 * d_model, 0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, n_layers, nn.LayerNorm(d_model), enable_nested_tensor=False)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         for table in (self.tokens, self.positions):
             nn.init.normal_(table.weight, std=0.02)
@@ -58,9 +52,7 @@ class ToyLMDataset(torch.utils.data.Dataset):
     Its fault: nothing seeds the draw, so it is the same within one program and another one in the next.
     """
 
-    def __init__(
-        self, n_rows: int, row_length: int, vocab_size: int, generator: torch.Generator | None = None
-    ) -> None:
+    def __init__(self, n_rows: int, row_length: int, vocab_size: int, generator: torch.Generator | None = None) -> None:
         self.ids = torch.randint(0, vocab_size, (n_rows, row_length + 1), generator=generator)
 
     def __len__(self) -> int:

@@ -18,9 +18,7 @@ def run_notebook(path: Path) -> float:
     """
     notebook = nbformat.read(path, as_version=4)
     before = os.times()
-    NotebookClient(
-        notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=_in(path.parent)
-    ).execute()
+    NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=_in(path.parent)).execute()
     after = os.times()
     clean(notebook)
     nbformat.write(notebook, path)

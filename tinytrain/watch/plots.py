@@ -90,9 +90,7 @@ def plot_matrix(ax: Axes, values: Sequence[Sequence[float]], *, title: str, x: s
 
 def plot_run(run: Run, names: Sequence[str] = ("loss", "grad_norm", "lr")) -> Figure:
     """One panel for each name in a run's log, over its updates; ``"loss"`` also shows the evaluations."""
-    figure, axes = plt.subplots(
-        1, len(names), figsize=(4.6 * len(names), 3.0), squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(1, len(names), figsize=(4.6 * len(names), 3.0), squeeze=False, layout="constrained")
     for ax, name in zip(axes[0], names, strict=True):
         curves = {name: run.series(name)}
         if name == "loss" and any("eval_loss" in record for record in run):

@@ -49,9 +49,7 @@ class Report:
         for line in self.lines:
             if line.name == name:
                 return line
-        raise KeyError(
-            f"{name!r} is not a line of this report: {', '.join(line.name for line in self.lines)}"
-        )
+        raise KeyError(f"{name!r} is not a line of this report: {', '.join(line.name for line in self.lines)}")
 
     def __str__(self) -> str:
         return "\n".join(str(line) for line in self.lines)
@@ -84,9 +82,7 @@ def future_leak(
     ``mode`` is ``"train"`` (gradients on, dropout drawn alike both times) or ``"eval"`` (gradients off).
     """
     if input_ids.dim() != 2 or input_ids.shape[1] < 2:
-        raise ValueError(
-            f"input_ids have shape {list(input_ids.shape)}; a leak needs rows of two tokens or more"
-        )
+        raise ValueError(f"input_ids have shape {list(input_ids.shape)}; a leak needs rows of two tokens or more")
     half = input_ids.shape[1] // 2
     extras = {} if attention_mask is None else {"attention_mask": attention_mask}
     with _as_before(model, mode):
@@ -108,15 +104,11 @@ def influence(
     """
     T = input_ids.shape[1]
     if tuple(input_ids.shape) != (1, T):
-        raise ValueError(
-            f"input_ids have shape {list(input_ids.shape)}; influence is measured on one row, [1,T]"
-        )
+        raise ValueError(f"input_ids have shape {list(input_ids.shape)}; influence is measured on one row, [1,T]")
     rows = input_ids.repeat(T + 1, 1)  # row s has another token at s; the last row is as it was
     extras = {} if attention_mask is None else {"attention_mask": attention_mask.expand(T + 1, T)}
     with _as_before(model, mode):
-        vocab_size = forward_logits(
-            model, {"input_ids": rows[:1]} | {k: v[:1] for k, v in extras.items()}
-        ).shape[-1]
+        vocab_size = forward_logits(model, {"input_ids": rows[:1]} | {k: v[:1] for k, v in extras.items()}).shape[-1]
         rows[range(T), range(T)] = (rows[range(T), range(T)] + 1) % vocab_size
         logits = _seeded_logits(model, {"input_ids": rows} | extras, torch.initial_seed() % (1 << 63))
     return (logits[:T] - logits[T]).abs().amax(-1).T
@@ -153,9 +145,7 @@ def _leak_line(model: nn.Module, input_ids: Tensor, mode: str, with_mask: bool) 
     mask = torch.ones_like(input_ids) if with_mask else None
     leak = future_leak(model, input_ids, mode=mode, attention_mask=mask)
     if math.isnan(leak):
-        return Line(
-            name, False, "the logits are not finite", "Some query may look at nothing: look at the mask."
-        )
+        return Line(name, False, "the logits are not finite", "Some query may look at nothing: look at the mask.")
     return Line(
         name,
         leak <= LEAK_TOLERANCE,
@@ -172,9 +162,7 @@ def _takes(model: nn.Module, name: str) -> bool:
 def _cut(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     rows, length = batch["input_ids"].shape
     length = min(length, MAX_TOKENS)
-    return {
-        name: tensor[: min(rows, max(1, MAX_TOKENS // length)), :length] for name, tensor in batch.items()
-    }
+    return {name: tensor[: min(rows, max(1, MAX_TOKENS // length)), :length] for name, tensor in batch.items()}
 
 
 @contextmanager

@@ -39,9 +39,7 @@ def runs(bins: Sequence[Bin]) -> Iterator[list[Bin]]:
 
 def line(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
     """The line through the bins' means, in tenths of a pixel."""
-    return "".join(
-        path(x.places(b.middle for b in run), y.places(b.mean for b in run), 0.1) for run in runs(bins)
-    )
+    return "".join(path(x.places(b.middle for b in run), y.places(b.mean for b in run), 0.1) for run in runs(bins))
 
 
 def dots(bins: Sequence[Bin], x: Axis, y: Axis) -> str:

@@ -68,9 +68,7 @@ def draw(
     return svg.decode()
 
 
-def _draw(
-    groups: Sequence[Sequence[Curve]], title: str, note: str, log_scale: Collection[str], by: int
-) -> str:
+def _draw(groups: Sequence[Sequence[Curve]], title: str, note: str, log_scale: Collection[str], by: int) -> str:
     """Layer over layer, each for all panels at once: what they share is then written once."""
     columns = min(2, len(groups))
     width, height = (640, 270) if columns == 1 else (420, 240)
@@ -168,9 +166,7 @@ def _bands(panels: Sequence[Panel]) -> str:
         for _, bins, (color, _, _) in panel:
             if d := band(bins, panel.x, panel.y):
                 paths.append(f"<path color='{color}' d='{d}'/>")
-    look = (
-        "fill='currentColor' fill-opacity='.22' stroke='currentColor' stroke-opacity='.4' stroke-width='1.5'"
-    )
+    look = "fill='currentColor' fill-opacity='.22' stroke='currentColor' stroke-opacity='.4' stroke-width='1.5'"
     return _layer(f"transform='scale(.5)' {look} stroke-linejoin='round'", paths)
 
 

