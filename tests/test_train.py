@@ -41,7 +41,7 @@ def test_every_line_of_the_log_has_the_fields_that_are_promised(model, data, row
     run = read_run(tmp_path)
     assert [r["batch"] for r in run] == [1, 2, 3, 4, 5, 6]
     for record in run:
-        assert set(FIELDS) - set(record) <= {"eval_loss", "reason"}
+        assert set(FIELDS) - set(record) <= {"eval_loss", "reason", "where", "loss_scale"}
         assert set(record) <= set(FIELDS)
     assert [r["step"] for r in run if "eval_loss" in r] == [2, 4, 6]
     assert all(r["tokens"] == 8 * 16 and r["memory_bytes"] > 1e6 and r["tokens_per_second"] > 0 for r in run)

@@ -7,9 +7,10 @@ Pre-LN blocks, learned positions, an output head tied to the token embedding (Ra
 import math
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tinytrain.attention import Attend, attention_for, positions_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ PRESETS: dict[str, ModelConfig] = {
 
 
 class Attention(nn.Module):
-    """Causal self-attention. ``allowed`` is None (plain causal) or ``[B,1,T,T]`` with True where a query may look."""
+    """Self-attention with H heads; ``attend`` says who may look at whom."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -60,11 +61,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.d_model, 3 * config.d_model)
         self.out = nn.Linear(config.d_model, config.d_model)
 
-    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.n_heads, D // self.n_heads).permute(2, 0, 3, 1, 4)  # each [B,H,T,K]
-        dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout, is_causal=allowed is None)
+        mixed = attend(q, k, v, self.dropout if self.training else 0.0)
         return self.out(mixed.transpose(1, 2).reshape(B, T, D))
 
 
@@ -89,8 +89,8 @@ class Block(nn.Module):
         self.feed_forward_norm, self.feed_forward = nn.LayerNorm(config.d_model), FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, allowed: Tensor | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), allowed))
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), attend))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -98,6 +98,7 @@ class GPT(nn.Module):
     """Token ids in, logits over the next token out.
 
     >>> model = GPT(PRESETS["nano"])
+    >>> import torch
     >>> model(torch.zeros(2, 10, dtype=torch.long)).shape
     torch.Size([2, 10, 256])
     >>> model.num_parameters()
@@ -127,21 +128,26 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, positions: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        doc_ids: Tensor | None = None,
     ) -> Tensor:
-        """Logits ``[B,T,V]`` for ids ``[B,T]``.
+        """Logits ``[B,T,V]`` for ids ``[B,T]``; the other arguments are ``[B,T]`` too.
 
-        ``attention_mask`` ``[B,T]``: True or 1 at real tokens, False or 0 at padding, on either side of a row. With a
-        mask, positions are counted from a row's first real token; ``positions`` ``[B,T]`` sets them by hand.
+        ``attention_mask``: True or 1 at real tokens, False or 0 at padding, on either side of a row. ``doc_ids``: for
+        rows that hold several documents, which of them a position belongs to; no document sees another. Positions
+        are counted from a document's start, or from a row's first real token, unless ``positions`` sets them.
         Raises ``ValueError`` for rows longer than ``max_positions`` and for ids outside the vocabulary.
         """
-        self._check_rows(input_ids, attention_mask)
-        allowed = None if attention_mask is None else causal_and_real(attention_mask.bool())
+        self._check_rows(input_ids, attention_mask=attention_mask, positions=positions, doc_ids=doc_ids)
+        attend = attention_for(attention_mask, doc_ids)
         if positions is None:
-            positions = positions_of(input_ids, attention_mask)
+            positions = positions_for(input_ids, attention_mask, doc_ids)
         x = self.dropout(self._embed(input_ids) + self.positions(positions))
         for block in self.blocks:
-            x = block(x, allowed)
+            x = block(x, attend)
         return self.head(self.norm(x))
 
     def _embed(self, input_ids: Tensor) -> Tensor:
@@ -151,7 +157,7 @@ class GPT(nn.Module):
             check_ids(input_ids, self.config.vocab_size)
             raise
 
-    def _check_rows(self, input_ids: Tensor, attention_mask: Tensor | None) -> None:
+    def _check_rows(self, input_ids: Tensor, **extras: Tensor | None) -> None:
         if input_ids.dim() != 2:
             raise ValueError(f"input_ids have shape {list(input_ids.shape)}; they must be [B,T]")
         if input_ids.shape[1] > self.config.max_positions:
@@ -159,33 +165,15 @@ class GPT(nn.Module):
                 f"a row of {input_ids.shape[1]} tokens is longer than the model's max_positions="
                 f"{self.config.max_positions}: cut shorter rows, or build the model with more positions"
             )
-        if attention_mask is not None and attention_mask.shape != input_ids.shape:
-            raise ValueError(
-                f"attention_mask {list(attention_mask.shape)} does not have the shape of input_ids "
-                f"{list(input_ids.shape)}"
-            )
+        for name, tensor in extras.items():
+            if tensor is not None and tensor.shape != input_ids.shape:
+                raise ValueError(
+                    f"{name} {list(tensor.shape)} does not have the shape of input_ids {list(input_ids.shape)}"
+                )
 
     def num_parameters(self) -> int:
         """Number of parameters, the tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def causal_and_real(real: Tensor) -> Tensor:
-    """``[B,1,T,T]``, True where query t may look at key s: s is not after t, and s is a real token (``real`` [B,T]).
-
-    This is the convention of ``scaled_dot_product_attention``, where True means *may look*. In
-    ``nn.TransformerEncoder`` True means the reverse, which is the subject of notebook 00.
-    """
-    T = real.shape[1]
-    causal = torch.ones(T, T, dtype=torch.bool, device=real.device).tril()
-    return causal & real[:, None, None, :]
-
-
-def positions_of(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Positions ``[T]`` (no mask) or ``[B,T]`` counted from each row's first real token; 0 on padding before it."""
-    if attention_mask is None:
-        return torch.arange(input_ids.shape[1], device=input_ids.device)
-    return (attention_mask.long().cumsum(1) - 1).clamp(min=0)
 
 
 def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:

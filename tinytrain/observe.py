@@ -1,12 +1,12 @@
 """Looking does not touch: run a model to look at it, and leave the training run as it was."""
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import nn
+
+from tinytrain.generators import keep_generators
 
 
 @contextmanager
@@ -35,21 +35,3 @@ def observing(model: nn.Module) -> Iterator[nn.Module]:
         finally:
             for module, training in modes:
                 module.training = training
-
-
-@contextmanager
-def keep_generators() -> Iterator[None]:
-    """Whatever is drawn inside, the next draw outside is the one it would have been (Python, NumPy, torch)."""
-    python_state, numpy_state, cpu_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    mps_state = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(cpu_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if mps_state is not None:
-            torch.mps.set_rng_state(mps_state)

@@ -6,6 +6,7 @@ are narrower (Micikevicius et al. 2018).
 
 import time
 import warnings
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,11 +53,11 @@ class Precision:
         self._init_scale, self._growth_interval = init_scale, growth_interval
         self._scaler: torch.amp.GradScaler | None = None
         self._loaded: dict[str, Any] | None = None
-        self._checked: nn.Module | None = None
+        self._prepared: weakref.ref[nn.Module] | None = None
 
     def prepare(self, model: nn.Module, device: torch.device) -> None:
         """Check the model once, warn once where the format is slow, and make the scaler for ``device``."""
-        if self._checked is model:
+        if self._prepared is not None and self._prepared() is model:
             return
         check_float32(model)
         if device.type == "cpu" and self.mode != "fp32" and not cpu_supports(self.dtype):
@@ -67,7 +68,7 @@ class Precision:
             )
             if self._loaded:
                 self._scaler.load_state_dict(self._loaded)
-        self._checked = model
+        self._prepared = weakref.ref(model)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
         """The context for a forward pass on ``device``."""
@@ -79,12 +80,13 @@ class Precision:
         """The loss to call ``backward`` on."""
         return loss if self._scaler is None else self._scaler.scale(loss)
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
-        """Divide the gradients by the scale, once per update and before clipping; returns the scale, on its device."""
+    def unscale(self, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Divide the gradients by the scale, once per update and before clipping; returns the scale, shape ``[]``."""
+        one = torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
         if self._scaler is None:
-            return None
+            return one
         self._scaler.unscale_(optimizer)
-        return self._scaler.scale(torch.ones((), device=_device(optimizer)))
+        return self._scaler.scale(one)
 
     def check_scale(self, scale: float) -> None:
         """Raise ``LossScaleError`` if the scale of this update is under the floor."""
@@ -157,7 +159,3 @@ def warn_of_slow_format(dtype: torch.dtype) -> None:
         f"{measured_slowdown(dtype):.1f} times as long as in float32. Use it here to learn, not to save time",
         stacklevel=2,
     )
-
-
-def _device(optimizer: torch.optim.Optimizer) -> torch.device:
-    return optimizer.param_groups[0]["params"][0].device

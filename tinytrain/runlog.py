@@ -28,6 +28,8 @@ FIELDS = {
     "memory_bytes": "bytes held on the device (resident memory on a CPU)",
     "skipped": "True if the update was not made",
     "reason": "why not",
+    "where": "for a loss or gradient that is not finite: the first module, weight or gradient that holds it",
+    "loss_scale": "what the loss was multiplied by for the backward pass (FP16 only)",
     "skipped_steps": "updates not made so far",
     "processes": "number of processes that share each update",
     "eval_loss": "nats per target token of the evaluation set, on lines where it was measured",

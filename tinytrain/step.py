@@ -11,6 +11,7 @@ from tinytrain.device import device_of, to_device
 from tinytrain.forward import forward_logits
 from tinytrain.loss import count_targets, cross_entropy
 from tinytrain.observe import observing
+from tinytrain.precision import Precision
 
 Batch = dict[str, Tensor]
 """``input_ids`` and ``labels`` ``[B,T]``, and what else the model takes by name (``attention_mask`` ``[B,T]``)"""
@@ -32,6 +33,8 @@ class StepReport:
     """True: no weight, moment or learning rate has moved"""
     reason: str = ""
     """why it was skipped"""
+    scale: float = 1.0
+    """what the loss was multiplied by for the backward pass; 1 except in FP16"""
 
 
 def train_step(
@@ -40,6 +43,7 @@ def train_step(
     optimizer: torch.optim.Optimizer,
     *,
     lr: float,
+    precision: Precision | None = None,
     max_grad_norm: float = 1.0,
 ) -> StepReport:
     """One update from all micro-batches together.
@@ -47,29 +51,47 @@ def train_step(
     The loss is the sum of all token losses over the number of targets in *all* micro-batches, so any way of cutting
     the same rows gives the same update. Micro-batches without a target are fine. If the loss or the gradient is not
     finite, or nothing is a target, the update is skipped and nothing changes. ``max_grad_norm`` (``math.inf`` for no
-    limit) bounds the 2-norm of the whole gradient.
+    limit) bounds the 2-norm of the whole gradient. ``precision`` is float32 if not given; keep the same object from
+    step to step, for it holds the loss scale.
+
+    Raises ``ValueError`` for half-precision weights, bad ids and bad labels, and ``LossScaleError`` when the loss
+    scale has fallen under its floor.
     """
-    device = device_of(model)
+    device, precision = device_of(model), precision or Precision()
+    precision.prepare(model, device)
     targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
     optimizer.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
 
     loss = torch.zeros((), device=device)
     for batch in micro_batches:
-        batch = to_device(batch, device)
-        part = cross_entropy(forward_logits(model, batch), batch["labels"], reduction="sum") / targets.clamp(min=1)
-        part.backward()
+        part = loss_sum(model, to_device(batch, device), precision) / targets.clamp(min=1)
+        precision.scaled(part).backward()
         loss += part.detach()
 
+    scale = precision.unscale(optimizer)  # before clipping: the limit is meant for the true gradient
     norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
-    loss_value, norm_value = torch.stack([loss, norm.to(loss.dtype)]).tolist()  # the one wait for the device
-    tokens = int(targets)
+    report = _read(loss, norm, scale, lr, int(targets))
+    precision.check_scale(report.scale)
+    if not report.skipped:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    precision.update()
+    return report
 
-    if reason := _why_skip(loss_value, norm_value, tokens):
-        return StepReport(loss_value, norm_value, lr, tokens, skipped=True, reason=reason)
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    return StepReport(loss_value, norm_value, lr, tokens)
+
+def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
+    """The summed loss of a batch on the model's device: forward in ``precision``, loss in float32."""
+    with precision.autocast(batch["input_ids"].device):
+        logits = forward_logits(model, batch)
+    return cross_entropy(logits, batch["labels"], reduction="sum")
+
+
+def _read(loss: Tensor, norm: Tensor, scale: Tensor, lr: float, tokens: int) -> StepReport:
+    """Bring the numbers of an update to the host: the one place where a step waits for the device."""
+    values = torch.stack([loss, norm.to(loss), scale.to(loss)]).tolist()
+    reason = _why_skip(values[0], values[1], tokens)
+    return StepReport(values[0], values[1], lr, tokens, skipped=bool(reason), reason=reason, scale=values[2])
 
 
 def _why_skip(loss: float, grad_norm: float, tokens: int) -> str:
@@ -90,16 +112,16 @@ class Evaluation:
     """target tokens in the set"""
 
 
-def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
+def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision | None = None) -> Evaluation:
     """The sum of all token losses over the number of all targets, so batch size and padding do not matter.
 
+    Batches without a target are fine. ``precision`` is float32 if not given, and is left as it was.
     The model's modes, its gradients and every random generator are as before afterwards.
     """
-    device = device_of(model)
-    losses, tokens = torch.zeros((), dtype=torch.float64), 0
+    device, precision = device_of(model), precision or Precision()
+    losses, tokens = 0.0, 0
     with observing(model):
         for batch in batches:
-            batch = to_device(batch, device)
-            losses += cross_entropy(forward_logits(model, batch), batch["labels"], reduction="sum").cpu()
             tokens += int(count_targets(batch["labels"]))
-    return Evaluation(loss=losses.item() / tokens if tokens else math.nan, tokens=tokens)
+            losses += loss_sum(model, to_device(batch, device), precision).item()
+    return Evaluation(loss=losses / tokens if tokens else math.nan, tokens=tokens)

@@ -14,8 +14,11 @@ import torch
 from torch import nn
 
 from tinytrain.device import device_of, memory_bytes
+from tinytrain.generators import TorchStates, keep_generators, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
+from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
+from tinytrain.precision import DTYPES, Precision, check_float32
 from tinytrain.runlog import RunLog
 from tinytrain.schedule import check_schedule, warmup_cosine
 from tinytrain.step import Batch, Evaluation, StepReport, evaluate, train_step
@@ -55,6 +58,8 @@ class TrainConfig:
     """AdamW's floor under the root of the second moment"""
     max_grad_norm: float = 1.0
     """bound on the 2-norm of the whole gradient"""
+    precision: str = "fp32"
+    """width of the forward pass: "fp32", "bf16" or "fp16"; weights stay float32"""
     eval_every: int | None = None
     """updates between two evaluations; None: only after the last"""
     max_skipped_in_a_row: int = 20
@@ -70,6 +75,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"TrainConfig.{name}={value} must be at least 1")
+        if self.precision not in DTYPES:
+            raise ValueError(f"TrainConfig.precision={self.precision!r} is not one of {', '.join(DTYPES)}")
         if not self.max_grad_norm > 0:
             raise ValueError(f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)")
 
@@ -134,6 +141,8 @@ class Trainer:
         self.optimizer = optimizer or build_adamw(
             model, lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
+        check_float32(model)
+        self.precision = Precision(config.precision)
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
         self._log: RunLog | None = None
 
@@ -159,11 +168,13 @@ class Trainer:
         start = time.perf_counter()
         micro_batches = self._micro_batches()
         ready = time.perf_counter()
+        draws = torch_states()  # kept, so that a bad step can be run once more with the same dropout
         report = train_step(
             self.model,
             micro_batches,
             self.optimizer,
             lr=self.config.lr(self.step),
+            precision=self.precision,
             max_grad_norm=self.config.max_grad_norm,
         )
         end = time.perf_counter()
@@ -173,11 +184,13 @@ class Trainer:
             "seconds_data": ready - start,
             "seconds_step": end - ready,
         }
+        if report.skipped and report.tokens:
+            record["where"] = self._where_it_broke(micro_batches, draws, report.scale)
         if self._evaluation_is_due(report):
-            record["eval_loss"] = evaluate(self.model, self._validation_batches()).loss
+            record["eval_loss"] = evaluate(self.model, self._validation_batches(), precision=self.precision).loss
         if self._log is not None:
             self._log.write(record)
-        self._give_up_if_stuck(report)
+        self._give_up_if_stuck(report, record.get("where", ""))
         return record
 
     def _micro_batches(self) -> Sequence[Batch]:
@@ -211,8 +224,15 @@ class Trainer:
             "skipped": report.skipped,
             **({"reason": report.reason} if report.skipped else {}),
             "skipped_steps": self.skipped_steps,
+            **({"loss_scale": report.scale} if self.config.precision == "fp16" else {}),
             "processes": 1,
         }
+
+    def _where_it_broke(self, micro_batches: Sequence[Batch], draws: TorchStates, scale: float) -> str:
+        with keep_generators():
+            draws.restore()
+            found = first_nonfinite(self.model, micro_batches, precision=self.precision, scale=scale)
+        return found or "not found again when the step was run once more"
 
     def _evaluation_is_due(self, report: StepReport) -> bool:
         if self.validation is None or report.skipped:
@@ -223,11 +243,12 @@ class Trainer:
     def _validation_batches(self) -> Iterable[Batch]:
         return self.validation() if callable(self.validation) else self.validation or ()
 
-    def _give_up_if_stuck(self, report: StepReport) -> None:
+    def _give_up_if_stuck(self, report: StepReport, where: str) -> None:
         if self.skipped_in_a_row >= self.config.max_skipped_in_a_row:
             raise TrainingFailedError(
                 f"{self.skipped_in_a_row} updates in a row were skipped, since batch "
-                f"{self.batch - self.skipped_in_a_row + 1}; the last because {report.reason}. The weights are those "
+                f"{self.batch - self.skipped_in_a_row + 1}; the last because {report.reason}"
+                f"{where and f' ({where})'}. The weights are those "
                 f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
 

@@ -163,9 +163,9 @@ class NotebookPage:
         raise AssertionError(f"it does not come to rest in the window: {where}")
 
     def click(self, locator):
-        """Click; the time of the click as the page saw it, in seconds since 1970."""
+        """Click; when the mouse went down (the toolbar acts on that), in seconds since 1970."""
         self.page.evaluate("""() => document.addEventListener(
-            'click', () => { window.clickedAt = Date.now() / 1000 }, {capture: true, once: true})""")
+            'pointerdown', () => { window.clickedAt = Date.now() / 1000 }, {capture: true, once: true})""")
         locator.click(timeout=10_000)
         return self.page.evaluate("() => window.clickedAt")
 

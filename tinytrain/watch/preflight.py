@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tinytrain.device import device_of, to_device
 from tinytrain.forward import forward_logits
+from tinytrain.generators import keep_generators
 from tinytrain.loss import cross_entropy
-from tinytrain.observe import keep_generators
 
 MAX_TOKENS = 128
 LEAK_TOLERANCE = 1e-5
