@@ -377,7 +377,7 @@ def test_a_still_picture_takes_the_widgets_place_and_no_widget_is_left(kernel):
     assert ["application/vnd.jupyter.widget-view+json" in c["data"] for c in shown] == [True, True]
     assert [c["transient"] for c in replaced] == [c["transient"] for c in shown], "each in its own place"
     for content, title in zip(replaced, ("one", "two"), strict=True):
-        assert set(content["data"]) == {"image/svg+xml", "text/plain"}
+        assert set(content["data"]) == {"text/html", "image/svg+xml", "text/plain"}
         assert f">{title}</text>" in content["data"]["image/svg+xml"]
         assert ">99</text>" in content["data"]["image/svg+xml"]
         assert content["data"]["text/plain"].startswith(f"{title}: ended at step 99 after 0:0")

@@ -10,6 +10,7 @@ from tinytrain.data import RowBatches, TokenRows
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import FIELDS, read_run
 from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, padding_share
+from tinytrain.watch.live import LivePlot
 
 CONFIG = TrainConfig(total_steps=6, max_lr=1e-3, warmup_steps=2)
 
@@ -63,13 +64,16 @@ def test_a_callback_ends_the_run_with_false_and_fit_goes_on_from_there(model, da
 
 
 @pytest.mark.skipif(os.name == "nt", reason="os.kill sends no SIGINT on Windows")
-def test_an_interrupt_ends_the_run_between_two_updates(model, data):
+def test_an_interrupt_ends_the_run_between_two_updates(model, data, capsys):
     def interrupt(record):
         if record["step"] == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    report = Trainer(model, data, CONFIG, [interrupt]).fit()
+    with LivePlot("loss") as live:
+        report = Trainer(model, data, CONFIG, [interrupt, live]).fit()
     assert (report.steps, report.stopped_by) == (3, "interrupt")
+    assert live.stopped_by == "interrupt"
+    assert "stopped by interrupt at step 3" in capsys.readouterr().out
 
 
 def test_a_list_or_a_function_serves_as_data(model, data):

@@ -95,7 +95,9 @@ class Data(Protocol):
 
 
 Callback = Callable[[dict[str, Any]], bool | None]
-"""Called with each line of the run's log; returning False ends the run after this update."""
+"""Called with each line of the run's log; returning False ends the run after this update.
+
+A callback that has a method ``fit_ended(report)`` is told at the end how ``fit`` ended."""
 
 
 class TrainingFailedError(RuntimeError):
@@ -153,7 +155,11 @@ class Trainer:
         with ExitStack() as stack:
             if self.config.out is not None:
                 self._log = stack.enter_context(RunLog(self.config.out, resume=self.batch > 0))
-            return self._loop(stack.enter_context(deferred_interrupt()))
+            report = self._loop(stack.enter_context(deferred_interrupt()))
+        for callback in self.callbacks:
+            if hasattr(callback, "fit_ended"):
+                callback.fit_ended(report)
+        return report
 
     def _loop(self, interrupt: Interrupt) -> FitReport:
         record: dict[str, Any] = {}

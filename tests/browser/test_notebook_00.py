@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import nbformat
@@ -45,24 +46,25 @@ def picture_for_the_readme(page, path):
     page.page.screenshot(path=path, clip=box | {"width": chart["x"] + chart["width"] - box["x"] + 4})
 
 
-def test_it_trains_stops_goes_on_and_is_there_when_opened_again(notebook, open_notebook, screenshots):
+@pytest.mark.parametrize("how", ["button", "interrupt"])
+def test_it_trains_stops_goes_on_and_is_there_when_opened_again(how, notebook, open_notebook, screenshots):
     notebook.run_all()
     notebook.wait_until_it_moves(seconds=WHOLE_NOTEBOOK_S)
-    if "TINYTRAIN_SCREENSHOTS" in os.environ:
+    if "TINYTRAIN_SCREENSHOTS" in os.environ and how == "button":
         picture_for_the_readme(notebook, screenshots / "live_plot.png")
     notebook.bring_into_view(notebook.chart())
-    notebook.page.screenshot(path=screenshots / "notebook_00_1_during.png")
+    notebook.page.screenshot(path=screenshots / f"notebook_00_{how}_1_during.png")
 
-    notebook.click_stop()
+    notebook.click_stop() if how == "button" else notebook.click_interrupt()
     training, following = notebook.training, notebook.training + 1
     notebook.wait_until(lambda cells: cells[training].execution_count, "the end of the training", seconds=5)
     notebook.wait_until(lambda cells: cells[following].outputs, "the next cell's output", seconds=15)
-    notebook.page.screenshot(path=screenshots / "notebook_00_2_stopped.png")
+    notebook.page.screenshot(path=screenshots / f"notebook_00_{how}_2_stopped.png")
     cells = notebook.wait_until_done(seconds=WHOLE_NOTEBOOK_S)
 
     assert not outputs(cells, "error")
     (picture,) = outputs([cells[training]], "image/svg+xml")
-    assert "stopped by button" in "".join(picture.data["image/svg+xml"])
+    assert f"stopped by {how}" in "".join(picture.data["image/svg+xml"])
     saved = notebook.save()
     assert "widgets" not in saved.metadata
     assert not outputs(saved.cells, "application/vnd.jupyter.widget-view+json")
@@ -73,6 +75,17 @@ def test_it_trains_stops_goes_on_and_is_there_when_opened_again(notebook, open_n
     again = open_notebook(NOTEBOOK.name)
     shown = again.cell(training).locator("img[src^='data:image/svg+xml']")
     again.bring_into_view(shown)
-    again.page.screenshot(path=screenshots / "notebook_00_3_reopened.png")
+    again.page.screenshot(path=screenshots / f"notebook_00_{how}_3_reopened.png")
     assert shown.evaluate("image => image.naturalWidth") > 100
     assert again.problems == []
+
+
+def test_a_fresh_clone_shows_the_stored_pictures_before_anything_has_run(lab, open_notebook):
+    """JupyterLab has not seen this notebook run, so it does not trust it, and hides what could hold a script."""
+    shutil.copy(NOTEBOOK, lab.root / "cloned.ipynb")
+    page = open_notebook("cloned.ipynb")
+    training = next(i for i, cell in enumerate(page.cells()) if outputs([cell], "image/svg+xml"))
+    page.bring_into_view(page.cell(training))
+    shown = page.cell(training).locator("img[src^='data:image/svg+xml']")
+    assert shown.evaluate("image => image.naturalWidth") > 100
+    assert page.problems == []

@@ -118,6 +118,10 @@ class LivePlot:
         shown = {name: record[name] for name in self._curves if name in record}
         return self._record(record["step"], shown | {k: float(odd[k]) for k in shown if k in odd})
 
+    def fit_ended(self, report: Any) -> None:
+        """Told by a Trainer how its run ended: an interrupt that the Trainer has taken is shown as one here."""
+        self._interrupted = report.stopped_by == "interrupt"
+
     def _record(self, step: Any, values: Mapping[str, Any]) -> bool:
         step = _number("step", step)
         if not math.isfinite(step):
@@ -142,7 +146,8 @@ class LivePlot:
             self._due = self._clock() + screen.pause(self._every, now - self._opened, cost)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        self._interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
+        raised = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._interrupted |= raised
         self._ending = "ended"
         if self.stopped:
             self._ending = f"stopped by {self.stopped_by}"
@@ -153,7 +158,7 @@ class LivePlot:
             screen, self._screen = self._screen, None
             if screen is not None:
                 screen.close(self)
-        return self._interrupted
+        return raised
 
     def svg(self) -> str:
         """The chart as it is now, as SVG text."""

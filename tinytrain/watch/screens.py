@@ -4,7 +4,9 @@ Nothing of IPython or ipywidgets is imported before a screen opens.
 """
 
 import sys
+from base64 import b64encode
 from collections.abc import Callable
+from html import escape
 from typing import Any, Protocol
 
 
@@ -43,9 +45,17 @@ def _kernel() -> Any:
     return getattr(ipython.get_ipython(), "kernel", None) if ipython else None
 
 
-def _still(picture: Picture) -> dict[str, str]:
-    """The output that stays: a picture, and words where no picture can be shown."""
+def _moving(picture: Picture) -> dict[str, str]:
+    """A picture, and words where no picture can be shown."""
     return {"image/svg+xml": picture.svg(), "text/plain": picture.summary()}
+
+
+def _still(picture: Picture) -> dict[str, str]:
+    """The output that stays. JupyterLab shows no bare SVG in a notebook that it has not seen run (a fresh clone's,
+    say), since SVG may hold scripts; as an image inside HTML it cannot, and is shown."""
+    data = b64encode(picture.svg().encode()).decode()
+    words = escape(picture.summary().splitlines()[0])
+    return {"text/html": f'<img src="data:image/svg+xml;base64,{data}" alt="{words}">', **_moving(picture)}
 
 
 def _gentle_pause(every: float, cost: float) -> float:
@@ -113,12 +123,13 @@ class PictureScreen:
         if not PictureScreen._told:
             PictureScreen._told = True
             print("LivePlot: no Stop button without ipywidgets; ■ in the toolbar stops the training")
-        self._handle = display(_still(picture), raw=True, display_id=True)
+        self._handle = display(_moving(picture), raw=True, display_id=True)
 
     def show(self, picture: Picture) -> None:
-        self._handle.update(_still(picture), raw=True)
+        self._handle.update(_moving(picture), raw=True)
 
-    close = show
+    def close(self, picture: Picture) -> None:
+        self._handle.update(_still(picture), raw=True)
 
     def pause(self, every: float, elapsed: float, cost: float) -> float:
         return _gentle_pause(every, cost)
