@@ -138,3 +138,28 @@ class RowBatches:
             n = len(self.rows)
             self._orders[epoch] = row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
         return self._orders[epoch]
+
+
+def micro_batches_per_step(*, batch_size: int, micro_batch_size: int, processes: int = 1) -> int:
+    """How many micro-batches each process adds up for one update of ``batch_size`` rows in all.
+
+    All sizes are in rows; ``processes`` counts those that train together (the world size), whatever the number of
+    devices in the machine. So the rows of an update stay the same on one process and on many.
+
+    Raises ``ValueError`` for a number below 1, and where the rows cannot be shared out evenly.
+
+    >>> [micro_batches_per_step(batch_size=64, micro_batch_size=4, processes=n) for n in (1, 2, 4)]
+    [16, 8, 4]
+    """
+    for name, value in (("batch_size", batch_size), ("micro_batch_size", micro_batch_size), ("processes", processes)):
+        if value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    at_once = micro_batch_size * processes
+    if batch_size % at_once:
+        below = batch_size // at_once * at_once
+        nearest = f"{below} or {below + at_once}" if below else f"{at_once}"
+        raise ValueError(
+            f"batch_size={batch_size} is not a multiple of micro_batch_size={micro_batch_size} times "
+            f"processes={processes} ({at_once} rows at once): choose {nearest}"
+        )
+    return batch_size // at_once

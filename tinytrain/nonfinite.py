@@ -48,12 +48,13 @@ def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> 
 
 
 def _culprit(events: list[tuple[str, str]]) -> str:
-    """The innermost module into which the gradient came finite and out of which it did not."""
+    """The innermost module into which the gradient came finite and out of which it did not; or else the first place
+    that it reached in a bad state."""
     bad_at_output = {name for name, side in events if side == "output"}
     for name, side in sorted(events, key=lambda event: -event[0].count(".")):
         if side == "input" and name not in bad_at_output:
             return f"the gradient leaves {name} non-finite on its way back"
-    return ""
+    return f"the gradient that comes back to {events[0][0]} is not finite" if events else ""
 
 
 def _bad_gradient(model: nn.Module) -> str:

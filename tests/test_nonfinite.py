@@ -1,0 +1,90 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import tinytrain.precision
+from tinytrain.model import GPT, PRESETS
+from tinytrain.nonfinite import first_nonfinite
+from tinytrain.precision import Precision
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return GPT(PRESETS["nano"])
+
+
+def batch_of(rows=2, length=8):
+    ids = torch.randint(0, 256, (rows, length + 1), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+
+
+def test_a_healthy_step_has_no_such_place(model):
+    assert first_nonfinite(model, [batch_of(), batch_of()]) == ""
+
+
+def test_a_bad_weight_is_named_first_of_all(model):
+    with torch.no_grad():
+        model.blocks[1].attention.qkv.weight[3, 4] = math.nan
+    assert (
+        first_nonfinite(model, [batch_of()])
+        == "the weight blocks.1.attention.qkv.weight holds NaN in 1 of 12288 places"
+    )
+
+
+def test_the_first_module_in_the_order_of_the_computation_is_named(model):
+    model.blocks[0].feed_forward.inner.register_forward_hook(lambda _m, _i, output: output * math.inf)
+    found = first_nonfinite(model, [batch_of()])
+    assert found.startswith("the output of blocks.0.feed_forward.inner holds")
+
+
+def test_the_micro_batch_is_named_where_there_are_several(model):
+    calls = iter((1.0, math.inf, 1.0))
+    model.norm.register_forward_hook(lambda _m, _i, output: output * next(calls))
+    assert first_nonfinite(model, [batch_of()] * 3).startswith("micro-batch 1: the output of norm holds")
+
+
+class RootOfZero(nn.Module):
+    """Finite on its way forward; the slope of a square root at 0 is infinite on the way back."""
+
+    def forward(self, x):
+        return x + (x * 0).abs().sqrt()
+
+
+def test_a_gradient_that_breaks_on_the_way_back_is_traced_to_its_module(model):
+    model.blocks[1].feed_forward_norm = nn.Sequential(model.blocks[1].feed_forward_norm, RootOfZero())
+    found = first_nonfinite(model, [batch_of()])
+    assert found == "the gradient leaves blocks.1.feed_forward_norm.1 non-finite on its way back"
+
+
+def test_a_gradient_that_breaks_at_a_weight_is_named(model):
+    model.tokens.weight.register_hook(lambda gradient: gradient * math.nan)
+    assert "tokens.weight holds NaN" in first_nonfinite(model, [batch_of()])
+
+
+def test_the_scale_of_the_step_is_used_again(model, monkeypatch):
+    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+    precision = Precision("fp16")
+    assert first_nonfinite(model, [batch_of()], precision=precision, scale=1.0) == ""
+    found = first_nonfinite(model, [batch_of()], precision=precision, scale=2.0**40)
+    assert found == "the gradient that comes back to head is not finite"
+
+
+def test_hooks_gradients_and_buffers_are_as_before(model):
+    model.norm = nn.Sequential(model.norm, Transposed(nn.BatchNorm1d(64)))
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    first_nonfinite(model, [batch_of()])
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+
+
+class Transposed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x.transpose(1, 2)).transpose(1, 2)
