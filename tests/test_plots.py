@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -28,6 +30,14 @@ def test_labels_that_would_overlap_are_pushed_apart(ax):
     plot_curves(ax, {"one": ([1, 2], [5.0, 3.0]), "two": ([1, 2], [5.0, 3.0])}, title="", x="", y="")
     low, high = sorted(text.xy[1] for text in ax.texts)
     assert high - low > 0.04 * (ax.get_ylim()[1] - ax.get_ylim()[0])
+
+
+def test_labels_stay_under_the_top_of_the_axes(ax):
+    curves = {name: ([1, 2], [5.0, 5.0]) for name in ("one", "two", "three")}
+    plot_curves(ax, {**curves, "low": ([1, 2], [0.0, 0.0])}, title="", x="", y="")
+    heights = sorted(text.xy[1] for text in ax.texts)
+    assert heights[-1] <= ax.get_ylim()[1]
+    assert min(b - a for a, b in pairwise(heights)) > 0.05 * (ax.get_ylim()[1] - ax.get_ylim()[0])
 
 
 def test_a_level_is_a_line_across(ax):

@@ -4,6 +4,8 @@ The notebooks find the faults by measuring. Each class says at its end which fau
 beside them. Nothing outside the lessons should use this file.
 """
 
+import random
+
 import torch
 from torch import Tensor, nn
 
@@ -70,7 +72,8 @@ class NextTokenLM(SmallLM):
 
 
 def lineup(vocab_size: int, max_positions: int) -> dict[str, SmallLM]:
-    """Three fresh models of one size under neutral names; one of them can see its next token."""
+    """Three fresh models of one size under neutral names; one of them, chosen at random, can see its next token."""
     sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "max_positions": max_positions}
-    kinds = {"amber": MendedLM, "birch": MendedLM, "coral": NextTokenLM}
-    return {name: kind(vocab_size, **sizes) for name, kind in kinds.items()}
+    kinds = [NextTokenLM, MendedLM, MendedLM]
+    random.shuffle(kinds)
+    return {name: kind(vocab_size, **sizes) for name, kind in zip(("amber", "birch", "coral"), kinds, strict=True)}

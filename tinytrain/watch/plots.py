@@ -12,7 +12,7 @@ from tinytrain.runlog import Run
 from tinytrain.watch.svg import INKS
 
 Points = tuple[Sequence[float], Sequence[float]]
-STYLES = ("-", "--", ":", "-.")
+STYLES = ("-", "-", "--", ":")  # with the colours and the labels at the ends, lines differ in grey as well
 
 
 def plot_curves(
@@ -34,8 +34,9 @@ def plot_curves(
         ax.plot(xs, ys, color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
         labels.append((ys[-1], label, text))
     for label, level in (levels or {}).items():
-        ax.axhline(level, color="#777777", linewidth=0.9, linestyle=(0, (4, 3)))
+        ax.axhline(level, color="#777777", linewidth=0.9, linestyle=":")
         labels.append((level, label, "#555555"))
+    ax.margins(y=0.08)  # room for a label at the height of the highest line
     _frame(ax, title, x, y)
     _label_ends(ax, labels)
     return ax
@@ -44,11 +45,9 @@ def plot_curves(
 def _label_ends(ax: Axes, labels: list[tuple[float, str, str]]) -> None:
     """Write each label beside the right edge at its height, pushed apart where they would overlap."""
     low, high = ax.get_ylim()
-    gap = 0.055 * (high - low)
-    lowest_free = -np.inf
-    for value, label, colour in sorted(labels):
-        height = max(value, lowest_free)
-        lowest_free = height + gap
+    labels = sorted(labels, key=lambda label: label[0])
+    heights = _spread([value for value, _, _ in labels], gap=0.06 * (high - low), top=high)
+    for height, (_, label, colour) in zip(heights, labels, strict=True):
         ax.annotate(
             label,
             xy=(1.01, height),
@@ -60,6 +59,18 @@ def _label_ends(ax: Axes, labels: list[tuple[float, str, str]]) -> None:
         )
 
 
+def _spread(values: list[float], gap: float, top: float) -> list[float]:
+    """Heights at least ``gap`` apart, near the sorted ``values`` and none above ``top``."""
+    heights = list(values)
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    ceiling = top
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
+    return heights
+
+
 def _frame(ax: Axes, title: str, x: str, y: str) -> None:
     ax.set_title(title, loc="left", fontsize=11)
     ax.set_xlabel(x)
@@ -69,23 +80,42 @@ def _frame(ax: Axes, title: str, x: str, y: str) -> None:
     ax.set_axisbelow(True)
 
 
-def plot_matrix(ax: Axes, values: Sequence[Sequence[float]], *, title: str, x: str, y: str) -> Axes:
+def plot_matrix(
+    ax: Axes,
+    values: Sequence[Sequence[float]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    letters: Sequence[Sequence[str]] | None = None,
+) -> Axes:
     """A square of cells, dark where a value is large, with a cross where it is not finite.
 
-    Values from 0 up; the darkest is the largest finite one.
+    Values from 0 up; the darkest is the largest finite one. ``letters`` writes a text into each cell.
     """
     array = np.asarray(values, dtype=float)
     finite = np.isfinite(array)
     top = array[finite].max() if finite.any() else 0.0
-    ax.imshow(np.where(finite, array, 0.0), cmap="Blues", vmin=0, vmax=top or 1.0)
+    ax.imshow(np.where(finite, array, 0.0), cmap="Blues", vmin=0, vmax=1.25 * top or 1.0)
     rows, columns = np.nonzero(~finite)
     ax.plot(columns, rows, "x", color="#b00020", markersize=5)
+    for (row, column), letter in np.ndenumerate(np.asarray(letters if letters is not None else [], dtype=str)):
+        dark = array[row, column] > 0.5 * top
+        ax.text(column, row, letter, ha="center", va="center", fontsize=10, color="white" if dark else "#333333")
     for edge in (ax.xaxis, ax.yaxis):
-        edge.set_major_locator(MaxNLocator(integer=True))
+        edge.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    _cell_borders(ax, array.shape)
     ax.set_title(title, loc="left", fontsize=10)
     ax.set_xlabel(x)
     ax.set_ylabel(y)
     return ax
+
+
+def _cell_borders(ax: Axes, shape: tuple[int, ...]) -> None:
+    ax.set_xticks(np.arange(shape[1] + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(shape[0] + 1) - 0.5, minor=True)
+    ax.grid(which="minor", color="white", linewidth=0.8)
+    ax.tick_params(which="minor", length=0)
 
 
 def plot_run(run: Run, names: Sequence[str] = ("loss", "grad_norm", "lr")) -> Figure:

@@ -18,6 +18,7 @@ from tinytrain.loss import cross_entropy
 MAX_TOKENS = 128
 LEAK_TOLERANCE = 1e-5
 INITIAL_LOSS_BAND = 0.2
+NOT_FINITE = "Look at the weights, and at the mask: a query that may look at nothing divides 0 by 0."
 
 
 @dataclass(frozen=True)
@@ -130,11 +131,15 @@ def _initial_loss(model: nn.Module, batch: dict[str, Tensor]) -> Line:
         logits = forward_logits(model, {"input_ids": batch["input_ids"]}).detach()
     uniform = math.log(logits.shape[-1])
     loss = cross_entropy(logits, batch["labels"]).item()
+    measured = f"{loss:.3f} nats on {batch['labels'].numel()} tokens, ln V = {uniform:.3f}"
+    if not math.isfinite(loss):
+        return Line("initial loss", False, measured, NOT_FINITE)
     return Line(
         "initial loss",
         abs(loss - uniform) <= INITIAL_LOSS_BAND,
-        f"{loss:.3f} nats, ln V = {uniform:.3f}",
-        "A fresh model should know nothing: look at the initial scale of embeddings and head, and at the labels.",
+        measured,
+        "A fresh model should know nothing. Above ln V: look at the initial scale of embeddings and head. "
+        "Below: look at the mask and at the labels.",
     )
 
 
@@ -145,7 +150,7 @@ def _leak_line(model: nn.Module, input_ids: Tensor, mode: str, with_mask: bool) 
     mask = torch.ones_like(input_ids) if with_mask else None
     leak = future_leak(model, input_ids, mode=mode, attention_mask=mask)
     if math.isnan(leak):
-        return Line(name, False, "the logits are not finite", "Some query may look at nothing: look at the mask.")
+        return Line(name, False, "the logits are not finite", NOT_FINITE)
     return Line(
         name,
         leak <= LEAK_TOLERANCE,
