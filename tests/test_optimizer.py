@@ -4,6 +4,7 @@ from torch import nn
 
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw, param_groups
+from tinytrain.schedule import warmup_cosine
 
 
 def test_matrices_decay_and_vectors_do_not_and_each_is_in_one_group_once():
@@ -64,3 +65,37 @@ def test_the_first_move_is_the_learning_rate():
 def test_one_kernel_adamw_is_chosen_where_torch_has_it():
     assert build_adamw(nn.Linear(2, 2), lr=0.1).defaults["fused"] is True
     assert build_adamw(nn.Linear(2, 2), lr=0.1, fused=False).defaults["fused"] is False
+
+
+def adamw_by_hand(weight, gradients, rates, *, decay, betas=(0.9, 0.95), eps=1e-8):
+    """Loshchilov and Hutter 2019, algorithm 2, in float64."""
+    first = second = torch.zeros_like(weight)
+    for t, (gradient, lr) in enumerate(zip(gradients, rates, strict=True), 1):
+        first = betas[0] * first + (1 - betas[0]) * gradient
+        second = betas[1] * second + (1 - betas[1]) * gradient**2
+        weight = weight * (1 - lr * decay)
+        weight = weight - lr * (first / (1 - betas[0] ** t)) / ((second / (1 - betas[1] ** t)).sqrt() + eps)
+    return weight
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_hundred_steps_equal_adamw_written_by_hand(dtype, tolerance, fused):
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 4).to(dtype)
+    steps = [1e-2 * warmup_cosine(s, max_lr=1, min_lr=0.1, warmup_steps=10, total_steps=100) for s in range(100)]
+    pairs = {
+        name: (p.detach().double().clone(), torch.randn(100, *p.shape, dtype=dtype))
+        for name, p in layer.named_parameters()
+    }
+    optimizer = build_adamw(layer, lr=1.0, weight_decay=0.1, fused=fused)
+    for t, lr in enumerate(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for name, p in layer.named_parameters():
+            p.grad = pairs[name][1][t]
+        optimizer.step()
+    for name, p in layer.named_parameters():
+        start, gradients = pairs[name]
+        expected = adamw_by_hand(start, gradients.double(), steps, decay=0.1 if p.dim() == 2 else 0.0)
+        assert (p.double() - expected).abs().max().item() <= tolerance
