@@ -108,6 +108,24 @@ def test_a_bad_label_in_a_batch_is_named(model):
         train_step(model, [batch], build_adamw(model, lr=1e-3), lr=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("micro_batches", "error", "words"),
+    [
+        (batch_of(), TypeError, r"micro_batches is a dict; it must be a list of batches, \[batch\] if there is one"),
+        (iter([batch_of()]), TypeError, "micro_batches is a list_iterator"),
+        ([], ValueError, "micro_batches is empty"),
+        (
+            [batch_of(), {"input_ids": torch.zeros(1, 1)}],
+            ValueError,
+            r"micro-batch 1 has no labels, only \['input_ids'\]",
+        ),
+    ],
+)
+def test_what_is_no_list_of_micro_batches_is_refused(model, micro_batches, error, words):
+    with pytest.raises(error, match=words):
+        train_step(model, micro_batches, build_adamw(model, lr=1e-3), lr=1e-3)
+
+
 def test_evaluation_is_the_sum_of_losses_over_the_number_of_targets():
     model = SimpleLosses()
     batches = [SimpleLosses.batch([1.0]), SimpleLosses.batch([2.0, 2.0, 2.0])]

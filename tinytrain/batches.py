@@ -39,7 +39,7 @@ def collate(
     """
     if side not in ("right", "left"):
         raise ValueError(f"side={side!r} is neither 'right' nor 'left'")
-    if not documents:
+    if len(documents) == 0:
         raise ValueError("collate needs at least one document")
     rows = [torch.as_tensor(document, dtype=torch.long) for document in documents]
     T = max(1, *(len(row) - 1 for row in rows)) if length is None else length

@@ -72,8 +72,8 @@ def check_labels(labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_IND
     place = tuple(bad.nonzero()[0].tolist())
     raise ValueError(
         f"label {labels[place].item()} at position {list(place)} is outside the vocabulary 0..{vocab_size - 1}. "
-        f"Positions without a target carry {ignore_index}; data that marks them otherwise needs ignore_index=... "
-        f"({int(bad.sum())} such labels in all)"
+        f"Positions without a target carry {ignore_index}: where the data marks them otherwise, pass ignore_index, or "
+        f"use labels.masked_fill(labels == mark, {ignore_index}). {int(bad.sum())} labels are outside in all"
     )
 
 

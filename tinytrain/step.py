@@ -1,7 +1,7 @@
 """One update and one evaluation: plain functions that run anywhere, with nothing around them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,7 @@ def train_step(
     """
     device, precision = device_of(model), precision or Precision()
     precision.prepare(model, device)
+    check_micro_batches(micro_batches)
     targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
     optimizer.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
 
@@ -78,6 +79,19 @@ def train_step(
         optimizer.step()
     precision.update()
     return report
+
+
+def check_micro_batches(micro_batches: Sequence[Batch]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what is not a list with at least one micro-batch in it."""
+    if isinstance(micro_batches, Mapping) or not isinstance(micro_batches, Sequence):
+        raise TypeError(
+            f"micro_batches is a {type(micro_batches).__name__}; it must be a list of batches, [batch] if there is one"
+        )
+    if not micro_batches:
+        raise ValueError("micro_batches is empty: an update needs at least one micro-batch")
+    for number, batch in enumerate(micro_batches):
+        if missing := {"input_ids", "labels"} - set(batch):
+            raise ValueError(f"micro-batch {number} has no {' and no '.join(sorted(missing))}, only {sorted(batch)}")
 
 
 def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:

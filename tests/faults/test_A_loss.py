@@ -1,4 +1,3 @@
-# ruff: noqa: N802 (a case's id is written as in the list of cases)
 """Group A: the loss, its labels, and evaluation.
 
 The kind of fault: a token that weighs too much or too little. An ignored position that still counts, a label that is

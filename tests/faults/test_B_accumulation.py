@@ -1,4 +1,3 @@
-# ruff: noqa: N802 (a case's id is written as in the list of cases)
 """Group B: gradient accumulation.
 
 The kind of fault: the result depends on how the rows of an update were cut into micro-batches. A mean of means, a sum

