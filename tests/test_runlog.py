@@ -46,14 +46,14 @@ def test_a_line_is_on_disk_when_write_returns(tmp_path):
 def test_a_second_run_in_the_same_folder_is_refused_and_the_first_is_kept(tmp_path):
     with RunLog(tmp_path) as log:
         log.write({"batch": 1})
-    with pytest.raises(FileExistsError, match=r"is the log of an earlier run\. Choose another folder"):
+    with pytest.raises(FileExistsError, match=r"is the log of an earlier run\. Resume that run, choose another folder"):
         RunLog(tmp_path)
     assert len(read_run(tmp_path)) == 1
 
 
 def test_a_resumed_log_goes_on_after_its_last_whole_line(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"batch": 1}\n{"batch": 2, "lo')
-    with RunLog(tmp_path, resume=True) as log:
+    with RunLog(tmp_path, after=1) as log:
         with pytest.raises(ValueError, match="batch=1 must be a whole number above 1"):
             log.write({"batch": 1})
         log.write({"batch": 2})

@@ -75,6 +75,7 @@ class Checkpointer:
         self.folder, self.keep, self.background = Path(folder), keep, background
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._snapshot: dict[tuple[Any, ...], Tensor] = {}
 
     def save(self, state: dict[str, Any], *, step: int, full: bool = True, best: bool = False, **facts: Any) -> Path:
         """Write ``state`` as the checkpoint of ``step``; returns the folder it is (or will be) in.
@@ -89,7 +90,7 @@ class Checkpointer:
         if not self.background:
             self._write(target, state, manifest)
             return target
-        snapshot = copy_to_host(state)
+        snapshot = copy_to_host(state, self._snapshot)
         self._thread = threading.Thread(target=self._write_or_remember, args=(target, snapshot, manifest), daemon=False)
         self._thread.start()
         return target
@@ -188,21 +189,32 @@ class Checkpointer:
         return [checkpoint for checkpoint in self.all() if checkpoint.full is full]
 
 
-def copy_to_host(value: Any) -> Any:
-    """The same nested state with its tensors copied to CPU memory; tensors that share memory share it in the copy."""
-    return _copy(value, {})
+def copy_to_host(state: Any, reuse: dict[tuple[Any, ...], Tensor] | None = None) -> Any:
+    """The same nested state with its tensors copied to CPU memory; tensors that share memory share it in the copy.
+
+    ``reuse`` keeps the copies from call to call and writes over them: fresh memory costs more than the copying.
+    """
+    kept = {} if reuse is None else reuse
+    fresh: dict[tuple[Any, ...], Tensor] = {}
+    copied = _copy(state, kept, fresh)
+    kept.clear()
+    kept.update(fresh)
+    return copied
 
 
-def _copy(value: Any, copies: dict[tuple[Any, ...], Tensor]) -> Any:
+def _copy(value: Any, kept: dict[tuple[Any, ...], Tensor], fresh: dict[tuple[Any, ...], Tensor]) -> Any:
     if isinstance(value, Tensor):
-        key = (value.data_ptr(), value.storage_offset(), tuple(value.shape), tuple(value.stride()), value.dtype)
-        if value.numel() == 0 or key not in copies:
-            copies[key] = value.detach().to("cpu", copy=True)
-        return copies[key]
+        key = (value.device, value.data_ptr(), tuple(value.shape), tuple(value.stride()), value.dtype)
+        if value.numel() == 0:
+            return value.detach().clone()
+        if key not in fresh:
+            old = kept.get(key)
+            fresh[key] = value.detach().to("cpu", copy=True) if old is None else old.copy_(value.detach())
+        return fresh[key]
     if isinstance(value, dict):
-        return {name: _copy(part, copies) for name, part in value.items()}
+        return {name: _copy(part, kept, fresh) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_copy(part, copies) for part in value)
+        return type(value)(_copy(part, kept, fresh) for part in value)
     return value
 
 

@@ -4,8 +4,10 @@ A long text is cut into rows once. The order in which rows are visited is a pure
 no hidden generator moves, so any batch of any epoch can be asked for at any time, in any process.
 """
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -127,6 +129,17 @@ class RowBatches:
         """The row numbers of batch number ``batch``, in order."""
         epoch, within = self.place(batch)
         return self._order(epoch)[within * self.batch_size : (within + 1) * self.batch_size].tolist()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides which tokens come when. How a batch is cut into micro-batches does not."""
+        ids = self.rows.ids.to(torch.int64).contiguous().numpy()
+        return {
+            "batch_size": self.batch_size,
+            "row_length": self.rows.row_length,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "text": hashlib.blake2b(ids, digest_size=8).hexdigest(),
+        }
 
     def __getitem__(self, batch: int) -> list[dict[str, Tensor]]:
         rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size

@@ -37,6 +37,30 @@ def torch_states() -> TorchStates:
     )
 
 
+def all_states() -> dict[str, Any]:
+    """The states of all generators as tensors and plain values, for a checkpoint."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    torchs = torch_states()
+    return {
+        "python": random.getstate(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, float(gauss)),
+        "torch": {"cpu": torchs.cpu, "cuda": torchs.cuda, "mps": torchs.mps},
+    }
+
+
+def restore_all(states: dict[str, Any]) -> None:
+    """Make the next draw of every generator the one that would have followed ``all_states``.
+
+    GPUs that are not here are left out: their generators belong to another machine.
+    """
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    random.setstate(states["python"])
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    saved = states["torch"]
+    cuda = saved["cuda"] if torch.cuda.is_available() and torch.cuda.device_count() == len(saved["cuda"]) else []
+    TorchStates(saved["cpu"], cuda, saved["mps"] if torch.backends.mps.is_available() else None).restore()
+
+
 @contextmanager
 def keep_generators() -> Iterator[None]:
     """Whatever is drawn inside, the next draw outside is the one it would have been (Python, NumPy, torch)."""

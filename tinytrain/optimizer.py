@@ -1,6 +1,7 @@
 """AdamW with weight decay where it belongs: on matrices, and nowhere else."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,3 +61,49 @@ def build_adamw(
 
 def _can_fuse(params: Iterable[Tensor]) -> bool:
     return all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params)
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
+    """The optimizer's state by parameter *name*: ``{name: {"exp_avg": tensor, …}}``.
+
+    Torch's own ``state_dict`` goes by position, so a model whose parameters come in another order would be given the
+    moments of other parameters, without an error.
+    """
+    names = _names(optimizer, model)
+    return {names[p]: dict(state) for p, state in optimizer.state.items()}
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, states: dict[str, dict[str, Any]]) -> None:
+    """Give each parameter the state that was saved under its name; options such as lr stay the optimizer's own.
+
+    Raises ``ValueError`` that lists names which only one side has, and for a state of another shape or dtype.
+    """
+    names = _names(optimizer, model)
+    by_name = {name: p for p, name in names.items()}
+    if unknown := sorted(set(states) - set(by_name)):
+        raise ValueError(f"the saved optimizer state has {', '.join(unknown)}, which this model does not train")
+    if states and (absent := sorted(set(by_name) - set(states))):
+        raise ValueError(f"the saved optimizer state has nothing for {', '.join(absent)}")
+    for name, state in states.items():
+        _check_moments(name, by_name[name], state)
+    whole = optimizer.state_dict()
+    numbers = {p: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    whole["state"] = {numbers[by_name[name]]: state for name, state in states.items()}
+    optimizer.load_state_dict(whole)
+
+
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[Tensor, str]:
+    known = {p: name for name, p in model.named_parameters()}
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    if strangers := sum(p not in known for p in params):
+        raise ValueError(f"{strangers} of the optimizer's {len(params)} parameters are not the model's")
+    return {p: known[p] for p in params}
+
+
+def _check_moments(name: str, parameter: Tensor, state: dict[str, Any]) -> None:
+    for part, value in state.items():
+        if isinstance(value, Tensor) and value.dim() > 0:
+            if value.shape != parameter.shape:
+                raise ValueError(f"{part} of {name} has shape {list(value.shape)}; {name} has {list(parameter.shape)}")
+            if value.dtype != parameter.dtype:
+                raise ValueError(f"{part} of {name} is {value.dtype}; {name} is {parameter.dtype}, and would round it")

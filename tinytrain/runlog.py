@@ -40,31 +40,31 @@ FIELDS = {
 class RunLog:
     """Writes a run's lines; each is on disk when ``write`` returns. Use it as a context manager.
 
-    With ``resume=True`` it goes on after the last whole line of the log in ``folder``; a line that a kill cut off is
-    removed. Without, it raises ``FileExistsError`` if there is a log already: two runs in one file could not be told
-    apart.
+    With ``after=n`` the log in ``folder`` goes on behind the line of batch n: lines behind it, which a resumed run
+    makes again, are dropped, and so is a line that a kill cut off. With ``after=0`` a new log begins, and
+    ``FileExistsError`` is raised if there is one already: two runs in one file could not be told apart.
     """
 
     FILE = "log.jsonl"
 
-    def __init__(self, folder: str | Path, *, resume: bool = False) -> None:
+    def __init__(self, folder: str | Path, *, after: int = 0) -> None:
         self.path = Path(folder) / self.FILE
-        self._last_batch = self._repair() if resume and self.path.exists() else 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._last_batch = self._cut_behind(after) if after and self.path.exists() else 0
         try:
-            self._file: TextIO | None = self.path.open("a" if resume else "x", encoding="utf-8", newline="\n")
+            self._file: TextIO | None = self.path.open("a" if after else "x", encoding="utf-8", newline="\n")
         except FileExistsError:
             raise FileExistsError(
-                f"{self.path} is the log of an earlier run. Choose another folder, or move that one away"
+                f"{self.path} is the log of an earlier run. Resume that run, choose another folder, or move it away"
             ) from None
 
-    def _repair(self) -> int:
-        """Cut off a last line without its newline; returns the last batch that was logged."""
-        data = self.path.read_bytes()
-        with self.path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
-        records = read_run(self.path.parent).records
-        return records[-1]["batch"] if records else 0
+    def _cut_behind(self, batch: int) -> int:
+        """Keep the lines up to that of ``batch``; returns the last batch that is kept."""
+        kept = [record for record in read_run(self.path.parent) if record["batch"] <= batch]
+        shorter = self.path.with_suffix(".unfinished")
+        shorter.write_text("".join(to_line(record) + "\n" for record in kept), encoding="utf-8", newline="\n")
+        shorter.replace(self.path)  # at once, so that a kill here leaves the old log or the new one
+        return kept[-1]["batch"] if kept else 0
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one line. ``record["batch"]`` must be larger than that of the line before."""

@@ -3,25 +3,28 @@
 ``train_step`` and ``evaluate`` live in ``step.py`` and can be imported from here as well.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.device import device_of, memory_bytes
-from tinytrain.generators import TorchStates, keep_generators, torch_states
+from tinytrain.generators import TorchStates, all_states, keep_generators, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
-from tinytrain.optimizer import build_adamw
+from tinytrain.optimizer import build_adamw, load_optimizer_state, optimizer_state
 from tinytrain.precision import DTYPES, Precision, check_float32
 from tinytrain.runlog import RunLog
 from tinytrain.schedule import check_schedule, warmup_cosine
 from tinytrain.step import Batch, Evaluation, StepReport, evaluate, train_step
+from tinytrain.weights import load_model_state, unwrap
 
 __all__ = [
     "Batch",
@@ -36,6 +39,13 @@ __all__ = [
     "evaluate",
     "train_step",
 ]
+
+CHECKPOINTS = "checkpoints"
+"""folder of the checkpoints, inside that of the run"""
+COUNTERS = ("step", "batch", "tokens_seen", "skipped_steps", "skipped_in_a_row")
+NOT_OF_THE_CURVE = {
+    "out", "eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep", "save_in_background"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +75,28 @@ class TrainConfig:
     max_skipped_in_a_row: int = 20
     """skipped updates in a row that end the run with an error"""
     out: str | Path | None = None
-    """folder of the run's log; None: no log is written"""
+    """folder of the run: its log, and its checkpoints; None: nothing is written"""
+    checkpoint_every: int | None = None
+    """updates between two checkpoints that a run can be resumed from; None: no checkpoints"""
+    weights_every: int | None = None
+    """updates between two checkpoints of the weights alone"""
+    keep: int = 2
+    """newest checkpoints of each kind that stay; the best one stays as well"""
+    save_in_background: bool = False
+    """True: training goes on while a checkpoint is written; costs the memory of one copy"""
 
     def __post_init__(self) -> None:
         if self.min_lr is None:
             object.__setattr__(self, "min_lr", self.max_lr / 10)
         check_schedule(**self._schedule())
-        for name in ("eval_every", "max_skipped_in_a_row"):
+        for name in ("eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"TrainConfig.{name}={value} must be at least 1")
         if self.precision not in DTYPES:
             raise ValueError(f"TrainConfig.precision={self.precision!r} is not one of {', '.join(DTYPES)}")
+        if self.out is None and (self.checkpoint_every or self.weights_every):
+            raise ValueError("TrainConfig.checkpoint_every and weights_every need a folder: set TrainConfig.out")
         if not self.max_grad_norm > 0:
             raise ValueError(f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)")
 
@@ -147,6 +167,13 @@ class Trainer:
         self.precision = Precision(config.precision)
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
         self._log: RunLog | None = None
+        self._best_loss = math.inf
+        self._saved_batch = 0
+        self._store: Checkpointer | None = None
+        if config.out is not None and (config.checkpoint_every or config.weights_every):
+            self._store = Checkpointer(
+                Path(config.out) / CHECKPOINTS, keep=config.keep, background=config.save_in_background
+            )
 
     def fit(self) -> FitReport:
         """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
@@ -154,8 +181,12 @@ class Trainer:
             self.model.train()
         with ExitStack() as stack:
             if self.config.out is not None:
-                self._log = stack.enter_context(RunLog(self.config.out, resume=self.batch > 0))
+                self._log = stack.enter_context(RunLog(self.config.out, after=self.batch))
+            if self._store is not None:
+                stack.enter_context(self._store)
             report = self._loop(stack.enter_context(deferred_interrupt()))
+            if self._store is not None and self.config.checkpoint_every and self._saved_batch != self.batch:
+                self._save(full=True)
         for callback in self.callbacks:
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
@@ -196,8 +227,85 @@ class Trainer:
             record["eval_loss"] = evaluate(self.model, self._validation_batches(), precision=self.precision).loss
         if self._log is not None:
             self._log.write(record)
+        self._save_if_due(report, record)
         self._give_up_if_stuck(report, record.get("where", ""))
         return record
+
+    def resume(self, *, override: Collection[str] = ()) -> Checkpoint:
+        """Go on from the newest whole checkpoint in ``config.out``; ``fit`` then continues with the next batch.
+
+        Weights, moments, counters, loss scale and all random generators become those of the checkpoint, so the run
+        continues as if it had never stopped. Lines of the log after the checkpoint are dropped, for they are made
+        again.
+
+        Raises ``CheckpointError`` if there is no whole checkpoint, or if it belongs to another model or to a run whose
+        settings differ in what changes the curve; ``override`` names settings that may differ.
+        """
+        if self._store is None:
+            raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
+        checkpoint, state = self._store.load()
+        self._require_same_run(checkpoint, state["settings"], override)
+        try:
+            load_model_state(self.model, state["model"], source=str(checkpoint.folder))
+            load_optimizer_state(self.optimizer, unwrap(self.model), state["optimizer"])
+            self.precision.load_state_dict(state["precision"])
+        except ValueError as error:
+            raise CheckpointError(str(error)) from error
+        for name in COUNTERS:
+            setattr(self, name, state["counters"][name])
+        self._best_loss, self._saved_batch = state["best_loss"], self.batch
+        restore_all(state["generators"])
+        return checkpoint
+
+    def _require_same_run(self, checkpoint: Checkpoint, saved: dict[str, Any], override: Collection[str]) -> None:
+        here = self._settings()
+        if unknown := sorted(set(override) - set(here)):
+            raise CheckpointError(f"override names {', '.join(unknown)}; settings are {', '.join(here)}")
+        differ = [name for name in sorted(set(here) | set(saved)) if here.get(name) != saved.get(name)]
+        if wrong := [name for name in differ if name not in override]:
+            lines = "\n  ".join(
+                f"{name}: {saved.get(name)!r} in the checkpoint, {here.get(name)!r} now" for name in wrong
+            )
+            raise CheckpointError(
+                f"{checkpoint.folder} is of a run with other settings, and would not continue its curve:\n  {lines}\n"
+                f"Set them as they were, or name those that are meant to differ in override"
+            )
+
+    def _settings(self) -> dict[str, Any]:
+        """What decides the curve, apart from the model: compared when a run is resumed."""
+        config = {name: value for name, value in asdict(self.config).items() if name not in NOT_OF_THE_CURVE}
+        data = self.data.fingerprint() if hasattr(self.data, "fingerprint") else {}
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()} | {
+            f"data.{name}": value for name, value in data.items()
+        }
+
+    def _save_if_due(self, report: StepReport, record: dict[str, Any]) -> None:
+        if self._store is None or report.skipped:
+            return
+        full, weights = self.config.checkpoint_every, self.config.weights_every
+        if record.get("eval_loss", math.nan) < self._best_loss:  # NaN is less than nothing
+            self._best_loss = record["eval_loss"]
+            self._save(full=False, best=True)
+        if full is not None and self.step % full == 0:
+            self._save(full=True)
+        elif weights is not None and self.step % weights == 0:
+            self._save(full=False)
+
+    def _save(self, *, full: bool, best: bool = False) -> None:
+        assert self._store is not None
+        counters = {name: getattr(self, name) for name in COUNTERS}
+        state: dict[str, Any] = {"model": unwrap(self.model).state_dict(), "counters": counters}
+        if full:
+            state |= {
+                "optimizer": optimizer_state(self.optimizer, unwrap(self.model)),
+                "precision": self.precision.state_dict(),
+                "generators": all_states(),
+                "settings": self._settings(),
+                "best_loss": self._best_loss,
+            }
+            self._saved_batch = self.batch
+        facts = {"batch": self.batch, "eval_loss": self._best_loss if best else None, "settings": self._settings()}
+        self._store.save(state, step=self.step, full=full, best=best, **facts)
 
     def _micro_batches(self) -> Sequence[Batch]:
         try:
