@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from tinytrain.loss import IGNORE_INDEX
-from tinytrain.model import check_ids
 from tinytrain.seeds import generator_for
+from tinytrain.vocabulary import check_ids
 
 
 @dataclass(frozen=True)

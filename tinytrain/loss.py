@@ -64,6 +64,11 @@ def cross_entropy(
     return losses / count_targets(labels, ignore_index).clamp(min=1)
 
 
+def unchecked_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """``cross_entropy(…, reduction="sum")`` for labels that have been checked already; waits for no device."""
+    return _token_losses(logits, labels, IGNORE_INDEX, 0.0, "sum")
+
+
 def check_labels(labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:
     """Raise ``ValueError`` that names the first label outside ``0..vocab_size-1`` other than ``ignore_index``."""
     bad = ((labels < 0) | (labels >= vocab_size)) & (labels != ignore_index)

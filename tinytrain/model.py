@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinytrain.attention import Attend, attention_for, positions_for
+from tinytrain.vocabulary import check_ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,14 +175,3 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters, the tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:
-    """Raise ``ValueError`` that names the first id of ``ids`` (any shape) outside ``0..vocab_size-1``."""
-    if ids.numel() == 0 or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-        return
-    place = ((ids < 0) | (ids >= vocab_size)).nonzero()[0].tolist()
-    raise ValueError(
-        f"{source}: token id {ids[tuple(place)].item()} at position {place if len(place) > 1 else place[0]} is outside "
-        f"the vocabulary 0..{vocab_size - 1}. Does the tokenizer belong to this model?"
-    )

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tinytrain.device import device_of, to_device
+from tinytrain.loss import count_targets
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
 
@@ -24,10 +24,10 @@ def first_nonfinite(
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
             return f"the weight {name} {_worst(parameter)}"
-    device, precision = device_of(model), precision or Precision()
+    precision = precision or Precision()
     with _buffers_kept(model):
         for number, batch in enumerate(micro_batches):
-            where = _run(model, to_device(batch, device), precision, scale)
+            where = _run(model, batch, precision, scale)
             model.zero_grad(set_to_none=True)
             if where:
                 return where if len(micro_batches) == 1 else f"micro-batch {number}: {where}"
@@ -38,7 +38,7 @@ def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> 
     forward: list[str] = []
     backward: list[tuple[str, str]] = []
     with _watched(model, forward, backward):
-        loss = loss_sum(model, batch, precision) / (batch["labels"] != -100).sum().clamp(min=1)
+        loss = loss_sum(model, batch, precision) / count_targets(batch["labels"]).clamp(min=1)
         if forward:
             return forward[0]
         if not loss.isfinite():

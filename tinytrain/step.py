@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from tinytrain.device import device_of, to_device
 from tinytrain.forward import forward_logits
-from tinytrain.loss import count_targets, cross_entropy
+from tinytrain.loss import check_labels, count_targets, cross_entropy, unchecked_loss_sum
 from tinytrain.observe import observing
 from tinytrain.precision import Precision
+from tinytrain.vocabulary import check_ids
 
 Batch = dict[str, Tensor]
 """``input_ids`` and ``labels`` ``[B,T]``, and what else the model takes by name (``attention_mask`` ``[B,T]``)"""
@@ -65,7 +66,7 @@ def train_step(
 
     loss = torch.zeros((), device=device)
     for batch in micro_batches:
-        part = loss_sum(model, to_device(batch, device), precision) / targets.clamp(min=1)
+        part = loss_sum(model, batch, precision) / targets.clamp(min=1)
         precision.scaled(part).backward()
         loss += part.detach()
 
@@ -95,9 +96,21 @@ def check_micro_batches(micro_batches: Sequence[Batch]) -> None:
 
 
 def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
-    """The summed loss of a batch on the model's device: forward in ``precision``, loss in float32."""
-    with precision.autocast(batch["input_ids"].device):
+    """The summed loss of a batch on the model's device: forward in ``precision``, loss in float32.
+
+    Off the CPU a bad id or label would surface late and without a name, and looking for one there would wait for the
+    device. So a batch that comes from the CPU is looked at before it leaves.
+    """
+    device, labels = device_of(model), batch["labels"]
+    leaves_the_cpu = device.type != "cpu" and labels.device.type == "cpu"
+    if leaves_the_cpu and (vocab_size := getattr(getattr(model, "config", None), "vocab_size", None)):
+        check_ids(batch["input_ids"], vocab_size)
+    batch = to_device(batch, device)
+    with precision.autocast(device):
         logits = forward_logits(model, batch)
+    if leaves_the_cpu:
+        check_labels(labels, logits.shape[-1])
+        return unchecked_loss_sum(logits, batch["labels"])
     return cross_entropy(logits, batch["labels"], reduction="sum")
 
 
@@ -132,10 +145,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision
     Batches without a target are fine. ``precision`` is float32 if not given, and is left as it was.
     The model's modes, its gradients and every random generator are as before afterwards.
     """
-    device, precision = device_of(model), precision or Precision()
-    losses, tokens = 0.0, 0
+    precision, losses, tokens = precision or Precision(), 0.0, 0
     with observing(model):
         for batch in batches:
             tokens += int(count_targets(batch["labels"]))
-            losses += loss_sum(model, to_device(batch, device), precision).item()
+            losses += loss_sum(model, batch, precision).item()
     return Evaluation(loss=losses / tokens if tokens else math.nan, tokens=tokens)

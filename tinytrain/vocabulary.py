@@ -1,0 +1,14 @@
+"""Token ids that no vocabulary has are named before they do harm."""
+
+from torch import Tensor
+
+
+def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:
+    """Raise ``ValueError`` that names the first id of ``ids`` (any shape) outside ``0..vocab_size-1``."""
+    if ids.numel() == 0 or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        return
+    place = ((ids < 0) | (ids >= vocab_size)).nonzero()[0].tolist()
+    raise ValueError(
+        f"{source}: token id {ids[tuple(place)].item()} at position {place if len(place) > 1 else place[0]} is outside "
+        f"the vocabulary 0..{vocab_size - 1}. Does the tokenizer belong to this model?"
+    )
