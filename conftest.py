@@ -1,6 +1,7 @@
 """What every test run shares: the small budget, and soak tests only when asked for."""
 
 import os
+import signal
 from importlib import metadata
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from packaging.requirements import Requirement
 
 # Set before any kernel starts: nbmake's kernels are children of this process and inherit it.
 os.environ.setdefault("TINYTRAIN_BUDGET", "ci")
+
+# Started in the background by a script, this process ignores interrupts, and so would the children that tests stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

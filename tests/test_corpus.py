@@ -1,5 +1,7 @@
 import hashlib
+import os
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +153,19 @@ def test_splits_that_leave_a_side_empty_are_refused():
 def test_a_corpus_without_text_is_refused():
     with pytest.raises(ValueError, match="corpus 'test' holds no text"):
         corpus_of(" ", "\n")
+
+
+def test_several_byte_order_marks_go():
+    assert decode_text(b"\xef\xbb\xbf\xef\xbb\xbfab", "joined.txt") == "ab"
+
+
+def test_a_name_may_come_as_a_path():
+    assert load_corpus(Path("python")).name == "python"
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs a user whom permissions bind")
+def test_a_folder_that_cannot_be_opened_is_an_error_and_not_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("a", encoding="utf-8")
+    (tmp_path / "locked").mkdir(mode=0)
+    with pytest.raises(PermissionError, match="locked"):
+        load_corpus(tmp_path)

@@ -100,3 +100,48 @@ def test_an_evaluation_set_can_be_limited_to_rows_spread_over_the_text():
     assert sum(len(batch["labels"]) for batch in rows.batches(4)) == 10
     few = torch.cat([batch["input_ids"][:, 0] for batch in rows.batches(2, limit=5)])
     assert few.tolist() == [0, 20, 40, 60, 80]
+
+
+def test_writing_into_a_batch_does_not_change_the_text():
+    rows = rows_of_range(11, 4)
+    row = rows[0]
+    row["input_ids"][0] = row["labels"][0] = 9
+    assert rows[0]["input_ids"].tolist() == [0, 1, 2, 3] and rows[0]["labels"].tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
+def test_ids_in_a_narrow_type_are_taken(dtype):
+    rows = TokenRows(torch.arange(11).to(dtype), 4, vocab_size=11)
+    assert rows[2]["labels"].tolist() == [-100, -100, 9, 10] and rows[0]["input_ids"].dtype == torch.int64
+
+
+def test_truth_values_are_no_ids():
+    with pytest.raises(ValueError, match=r"ids are torch\.bool"):
+        TokenRows(torch.ones(9, dtype=torch.bool), 4, vocab_size=5)
+
+
+def test_row_length_and_batch_sizes_below_one_are_refused():
+    with pytest.raises(ValueError, match="row_length=0"):
+        rows_of_range(11, 0)
+    with pytest.raises(ValueError, match="micro_batch_size=0"):
+        RowBatches(rows=rows_of_range(11, 4), batch_size=2, micro_batch_size=0)
+    for call in ({"batch_size": 0}, {"batch_size": 2, "limit": 0}):
+        with pytest.raises(ValueError, match="must be at least 1 row"):
+            list(rows_of_range(11, 4).batches(**call))
+
+
+def test_batches_before_the_first_are_refused():
+    with pytest.raises(IndexError, match="batch -1: batches are counted from 0"):
+        RowBatches(rows=rows_of_range(11, 4), batch_size=2)[-1]
+
+
+def test_a_thousand_epochs_of_one_seed_are_not_those_of_the_next():
+    seen = {tuple(row_order(30, seed=s, epoch=e).tolist()) for s in (0, 1, 2) for e in (0, 1000, 2000)}
+    assert len(seen) == 9
+
+
+def test_only_one_order_is_kept_in_memory():
+    batches = RowBatches(rows=rows_of_range(101, 10), batch_size=4)
+    for n in range(30):
+        batches.rows_of(n)
+    assert len(batches._orders) == 1

@@ -1,5 +1,8 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch import nn
 
 from tinytrain.generate import generate, sample
 from tinytrain.model import GPT, PRESETS
@@ -42,3 +45,50 @@ def test_bad_prompts_and_temperatures_are_refused(model):
         generate(model, torch.zeros(1, 1, dtype=torch.long), 1, temperature=-1)
     with pytest.raises(ValueError, match="prompt is empty"):
         sample(model, ByteTokenizer(), "")
+
+
+class Spy(nn.Module):
+    """Says that the next token is the number of tokens it was shown, and remembers what that was."""
+
+    def __init__(self, **config):
+        super().__init__()
+        self.config, self.seen = SimpleNamespace(**config), []
+
+    def forward(self, input_ids):
+        self.seen.append(input_ids.tolist())
+        return SimpleNamespace(logits=nn.functional.one_hot(input_ids * 0 + input_ids.shape[1], 9).float())
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [
+        ({"max_positions": 3}, [2, 3, 3, 3]),
+        ({"max_position_embeddings": 3}, [2, 3, 3, 3]),
+        ({"n_positions": 4}, [2, 3, 4, 4]),
+        ({}, [2, 3, 4, 5]),
+    ],
+)
+def test_the_model_sees_the_last_tokens_that_fit_it(config, lengths):
+    spy = Spy(**config)
+    out = generate(spy, torch.tensor([[7, 8]]), 4, temperature=0)[0].tolist()
+    assert [len(rows[0]) for rows in spy.seen] == lengths
+    assert spy.seen[-1][0] == out[:-1][-lengths[-1] :]
+
+
+def test_a_high_temperature_spreads_the_draws_and_a_low_one_gathers_them(model):
+    ids = torch.zeros(200, 1, dtype=torch.long)
+    kinds = {t: len(generate(model, ids, 1, temperature=t)[:, 1].unique()) for t in (1e-40, 0.01, 10.0)}
+    assert kinds[1e-40] == 1 and kinds[0.01] < kinds[10.0] / 2
+
+
+def test_what_cannot_be_generated_is_refused(model):
+    ids = torch.zeros(1, 1, dtype=torch.long)
+    for call in ({"temperature": float("nan")}, {"max_positions": 0}):
+        with pytest.raises(ValueError, match="must be"):
+            generate(model, ids, 1, **call)
+    with pytest.raises(ValueError, match="max_new_tokens=-1"):
+        generate(model, ids, -1)
+    with torch.no_grad():
+        model.norm.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="logits are not finite: its weights have diverged"):
+        generate(model, ids, 1)

@@ -107,3 +107,12 @@ def test_int32_labels_are_accepted():
     assert cross_entropy(torch.zeros(2, 5), torch.tensor([1, 2], dtype=torch.int32)).item() == pytest.approx(
         math.log(5)
     )
+
+
+def test_labels_of_a_narrow_type_are_counted_as_those_of_a_wide_one():
+    labels = torch.tensor([[156, 7], [3, 156]], dtype=torch.uint8)  # -100 wraps round to 156 there
+    logits = torch.randn(2, 2, 200, generator=torch.Generator().manual_seed(0))
+    assert count_targets(labels).item() == 4
+    assert cross_entropy(logits, labels).item() == cross_entropy(logits, labels.long()).item()
+    with pytest.raises(ValueError, match=r"label 156 at position \[0, 0\]"):
+        cross_entropy(logits[..., :100], labels)

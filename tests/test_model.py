@@ -1,9 +1,11 @@
+import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tinytrain.attention import Causal
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS, ModelConfig
 
@@ -133,3 +135,72 @@ def test_wrong_shapes_are_named(model):
 def test_sizes_that_make_no_model_are_refused(changed, words):
     with pytest.raises(ValueError, match=words):
         replace(NANO, **changed)
+
+
+def test_the_head_stays_the_embedding_however_the_model_is_loaded_and_moved():
+    source = GPT(NANO).state_dict()
+    one_name = {name: tensor for name, tensor in source.items() if name != "head.weight"}
+    ways = {
+        "load": lambda m: m.load_state_dict(source),
+        "load with assign": lambda m: m.load_state_dict({n: t.clone() for n, t in source.items()}, assign=True),
+        "stored once": lambda m: m.load_state_dict(one_name),
+        "to_empty": lambda m: m.to_empty(device="cpu"),
+        "double": lambda m: m.double(),
+        "deepcopy": copy.deepcopy,
+    }
+    for way, change in ways.items():
+        model = GPT(NANO)
+        changed = change(model)
+        model = changed if way == "deepcopy" else model
+        assert model.head.weight is model.tokens.weight, way
+        assert model.num_parameters() == 120_576, way
+
+
+def test_weights_stored_once_load_completely():
+    source = GPT(NANO).state_dict()
+    source.pop("head.weight")
+    model = GPT(NANO)
+    model.load_state_dict(source)
+    assert torch.equal(model.head.weight, source["tokens.weight"])
+
+
+@pytest.mark.parametrize("part", ["dropout", "blocks.0.dropout", "blocks.1.dropout"])
+def test_each_dropout_is_there(part):
+    model = GPT(replace(NANO, dropout=0.5))
+    calls = []
+    model.get_submodule(part).register_forward_hook(lambda *_: calls.append(1))
+    assert model.get_submodule(part).p == 0.5
+    model(random_ids(1, 8))
+    assert len(calls) == (1 if part == "dropout" else 2)
+
+
+def test_attention_weights_are_dropped_in_training_only():
+    attention = GPT(replace(NANO, dropout=0.5)).blocks[0].attention
+    x, causal = torch.randn(1, 8, 64), Causal()
+    assert not torch.equal(attention(x, causal), attention(x, causal))
+    attention.eval()
+    assert torch.equal(attention(x, causal), attention(x, causal))
+
+
+def test_the_feed_forward_layer_is_two_linear_maps_with_a_gelu_between():
+    layer, x = GPT(NANO).blocks[0].feed_forward, torch.randn(2, 64)
+    by_hand = x @ layer.inner.weight.T + layer.inner.bias
+    by_hand = by_hand * 0.5 * (1 + torch.erf(by_hand / math.sqrt(2)))
+    assert torch.allclose(layer(x), by_hand @ layer.out.weight.T + layer.out.bias, atol=1e-6)
+
+
+def test_biases_start_at_zero_and_gains_at_one():
+    for name, p in GPT(NANO).named_parameters():
+        if p.dim() == 1:
+            assert torch.equal(p, torch.full_like(p, 1.0 if "norm" in name and name.endswith("weight") else 0.0)), name
+
+
+def test_positions_outside_the_table_and_masks_that_are_added_are_named(model):
+    with pytest.raises(ValueError, match=r"positions run from 0 to 64; the model has 0\.\.63"):
+        model(random_ids(1, 2), positions=torch.tensor([[0, 64]]))
+    with pytest.raises(ValueError, match="is not added to scores"):
+        model(random_ids(1, 2), attention_mask=torch.tensor([[0.0, -math.inf]]))
+    with pytest.raises(ValueError, match=r"doc_ids \[1, 3\]"):
+        model(random_ids(1, 2), doc_ids=torch.zeros(1, 3))
+    with pytest.raises(ValueError, match="init_std=-1"):
+        replace(NANO, init_std=-1)

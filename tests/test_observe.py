@@ -72,3 +72,25 @@ def test_a_tensor_cached_while_looking_can_be_trained_with_later():
         model(torch.ones(2))
     model(torch.ones(2)).sum().backward()
     assert model.weight.grad.tolist() == [0.0, 1.0]
+
+
+def test_buffers_are_given_back_changed_or_replaced():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+            self.register_buffer("ema", torch.ones(2))
+            self.register_buffer("later", None)
+
+        def forward(self, x):
+            self.calls += 1
+            self.ema = self.ema * 0.9
+            self.later = x
+            return x
+
+    model = Counting()
+    calls, ema = model.calls, model.ema
+    with observing(model):
+        model(torch.ones(2))
+    assert model.calls is calls and model.calls.item() == 0
+    assert model.ema is ema and model.ema.tolist() == [1, 1] and model.later is None

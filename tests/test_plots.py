@@ -71,3 +71,10 @@ def test_a_run_is_drawn_from_its_log(tmp_path):
     assert len(figure.axes) == 3
     assert np.isfinite(figure.axes[2].lines[0].get_ydata()).all()
     plt.close(figure)
+
+
+def test_a_curve_that_ends_in_nan_or_infinity_keeps_its_label_and_says_so(ax):
+    curves = {"sick": ([1, 2, 3], [5.0, 3.0, float("nan")]), "lost": ([1, 2], [float("inf"), float("inf")])}
+    plot_curves(ax, curves, title="", x="", y="")
+    assert {text.get_text() for text in ax.texts} == {"sick (1 not finite)", "lost (2 not finite)"}
+    assert all(np.isfinite(text.xy[1]) for text in ax.texts)

@@ -1,5 +1,8 @@
 import math
+import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -56,7 +59,7 @@ class Plain(nn.Module):
         nn.init.normal_(self.head.weight, std=std)
 
     def forward(self, input_ids):
-        return self.head(self.tokens(input_ids))
+        return self.head(self.tokens(input_ids).cumsum(1))  # causal: each position sums what it has seen
 
 
 class MeanOverTime(Plain):
@@ -74,6 +77,129 @@ def test_a_model_without_a_padding_mask_is_told_what_was_not_tested(batch):
 
 def test_a_leak_that_has_nothing_to_do_with_attention_is_caught(batch):
     assert verdicts(preflight(MeanOverTime(), batch)) == [False, None, False, None]
+
+
+class MaskedLM(SmallLM):
+    """Whatever mask a test gives it."""
+
+    allowed = staticmethod(lambda T: torch.ones(T, T, dtype=torch.bool).tril())
+
+    def causal_mask(self, T, device):
+        return ~self.allowed(T)
+
+
+def lower(T):
+    return torch.ones(T, T, dtype=torch.bool).tril()
+
+
+def in_chunks(T, size):
+    chunk = torch.arange(T) // size
+    return lower(T) | (chunk[:, None] == chunk)
+
+
+LEAKY_MASKS = {
+    "both ways within chunks of 4": lambda T: in_chunks(T, 4),
+    "both ways within chunks of 8": lambda T: in_chunks(T, 8),
+    "both ways within the first 4": lambda T: lower(T) | ((torch.arange(T)[:, None] < 4) & (torch.arange(T) < 4)),
+    "both ways within the second half": lambda T: (
+        lower(T) | ((torch.arange(T)[:, None] >= T // 2) & (torch.arange(T) >= T // 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LEAKY_MASKS)
+def test_a_mask_that_leaks_in_places_only_is_caught(kind, batch):
+    model = small(MaskedLM)
+    model.allowed = LEAKY_MASKS[kind]
+    assert preflight(model, batch)["no future leak (train, with padding mask)"].passed is False
+
+
+def test_a_leak_is_judged_by_what_the_past_moves_so_small_weights_hide_nothing(batch):
+    model = small(NextTokenLM)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.05)
+    assert preflight(model, batch)["no future leak (train, with padding mask)"].passed is False
+
+
+def test_a_model_whose_attention_does_nothing_yet_is_not_called_causal(batch):
+    model = small(NextTokenLM)
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            layer.self_attn.out_proj.weight.zero_()
+            layer.linear2.weight.zero_()
+    report = preflight(model, batch)
+    assert verdicts(report) == [None] * 4
+    assert "no token moves the logits of another position yet" in str(report)
+
+
+def test_dropout_is_no_leak(batch):
+    torch.manual_seed(0)
+    model = GPT(replace(PRESETS["nano"], dropout=0.3))
+    assert verdicts(preflight(model, batch)) == [True] * 4
+
+
+def test_a_model_that_never_answers_twice_alike_is_not_judged(batch):
+    class Restless(Plain):
+        calls = 0
+
+        def forward(self, input_ids):
+            self.calls += 1
+            return super().forward(input_ids) * self.calls
+
+    assert verdicts(preflight(Restless(), batch)) == [None] * 4
+
+
+def test_draws_from_pythons_and_numpys_generators_are_no_leak(batch):
+    class Noisy(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids) * (1 + random.random() + np.random.random())
+
+    assert verdicts(preflight(Noisy(), batch)) == [True, None, True, None]
+
+
+def test_a_batch_whose_first_rows_have_no_target_is_judged_by_the_others(batch):
+    labels = batch["labels"].clone()
+    labels[:7] = -100
+    assert "on 16 tokens" in preflight(small(MendedLM), {**batch, "labels": labels})["initial loss"].measured
+    line = preflight(small(MendedLM), {**batch, "labels": torch.full_like(labels, -100)})["initial loss"]
+    assert line.passed is None and "no position of this batch is a target" in line.measured
+
+
+def test_a_loss_that_starts_too_low_is_caught(batch):
+    class Knowing(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids) + 5.0 * torch.nn.functional.one_hot(batch["labels"][: len(input_ids)], V)
+
+    assert preflight(Knowing(), batch)["initial loss"].passed is False
+
+
+def test_a_model_that_cannot_be_called_gets_lines_that_say_so(batch):
+    class Broken(Plain):
+        def forward(self, input_ids):
+            raise RuntimeError("no such device")
+
+    report = preflight(Broken(), batch)
+    assert [line.passed for line in report.lines] == [None] * 5
+    assert "not tested: RuntimeError: no such device" in str(report)
+
+
+def test_a_buffer_that_the_model_replaces_is_put_back(batch):
+    class Counting(Plain):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("ema", torch.ones(1))
+            self.register_buffer("seen", None)
+
+        def forward(self, input_ids):
+            self.ema = self.ema * 0.9
+            self.seen = torch.ones(1)
+            return super().forward(input_ids)
+
+    model = Counting()
+    ema = model.ema
+    preflight(model, batch)
+    assert model.ema is ema and model.ema.item() == 1.0 and model.seen is None
 
 
 def test_weights_that_start_too_large_are_caught(batch):
@@ -124,8 +250,8 @@ def test_the_leak_is_a_number_that_can_be_checked_on_paper():
             later = input_ids.flip(1).cumsum(1).flip(1).float()  # logits at t: the sum of the tokens from t on
             return later[..., None].expand(*input_ids.shape, V)
 
-    # Tokens 2 and 3 become 1 + 1 and 1 + 2: the sums at positions 0 and 1 grow by 1 + 2 = 3.
-    assert future_leak(SumOfLater(), torch.ones(1, 4, dtype=torch.long)) == 3.0
+    # Of the tokens 0 and 1 each becomes the other. All tokens but the first changed, the sum at position 0 is 3, not 0.
+    assert future_leak(SumOfLater(), torch.tensor([[1, 0, 0, 0]])) == 3.0
 
 
 def test_constant_rows_are_changed_too():

@@ -46,3 +46,10 @@ def test_numbers_that_make_no_schedule_are_refused(changed, words):
     call = {"step": 0, "max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "total_steps": 10} | changed
     with pytest.raises(ValueError, match=words):
         warmup_cosine(call.pop("step"), **call)
+
+
+@pytest.mark.parametrize("changed", [{"warmup_steps": 2.5}, {"total_steps": 6.5}, {"total_steps": float("inf")}])
+def test_parts_of_an_update_are_refused(changed):
+    call = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "total_steps": 10} | changed
+    with pytest.raises(ValueError, match="must be a whole number of updates"):
+        warmup_cosine(0, **call)

@@ -5,6 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from tinytrain.device import device_of, to_device
+from tinytrain.forward import forward_logits
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw
 from tinytrain.step import evaluate, train_step
@@ -151,3 +153,29 @@ def test_an_evaluation_without_targets_is_nan_and_counts_none(model):
     batch = batch_of()
     result = evaluate(model, [batch | {"labels": torch.full_like(batch["labels"], -100)}])
     assert math.isnan(result.loss) and result.tokens == 0
+
+
+def test_a_parameter_outside_the_optimizer_neither_grows_nor_counts(model):
+    batch, optimizer = batch_of(), torch.optim.AdamW(model.blocks[1].parameters())
+    norms = [train_step(model, [batch], optimizer, lr=0.0).grad_norm for _ in range(3)]
+    assert norms[0] == norms[1] == norms[2]
+    own = torch.cat([p.grad.flatten() for p in model.blocks[1].parameters()]).norm().item()
+    unclipped = train_step(model, [batch], optimizer, lr=0.0, max_grad_norm=math.inf)
+    assert own <= 1.0 + 1e-4
+    assert unclipped.grad_norm == pytest.approx(norms[0])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"lr": math.nan}, {"lr": -1.0}, {"max_grad_norm": math.nan}, {"max_grad_norm": -1.0}]
+)
+def test_numbers_that_would_ruin_the_weights_are_refused(model, wrong):
+    before = weights(model)
+    with pytest.raises(ValueError, match="must be finite and 0 or more, max_grad_norm="):
+        train_step(model, [batch_of()], build_adamw(model, lr=1e-3), **({"lr": 1e-3} | wrong))
+    assert all(torch.equal(b, a) for b, a in zip(before, weights(model), strict=True))
+
+
+def test_a_batch_goes_to_the_models_device(model):
+    """Seen on the meta device, where tensors have no values: a batch that stayed behind would not fit."""
+    logits = forward_logits(model.to("meta"), to_device(batch_of(), device_of(model.to("meta"))))
+    assert logits.device.type == "meta"

@@ -90,6 +90,8 @@ def attention_for(attention_mask: Tensor | None, doc_ids: Tensor | None) -> Atte
         return Documents(doc_ids if attention_mask is None else doc_ids.masked_fill(attention_mask == 0, -1))
     if attention_mask is None:
         return Causal()
+    if attention_mask.is_floating_point() and attention_mask.device.type == "cpu" and bool((attention_mask < 0).any()):
+        raise ValueError("attention_mask holds negative numbers: it marks real tokens by 1, and is not added to scores")
     real = attention_mask.bool()
     if real.device.type == "cpu" and bool((real[:, :-1] >= real[:, 1:]).all()):
         return Causal()

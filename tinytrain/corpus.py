@@ -7,6 +7,7 @@ platform's own encoding is.
 
 import hashlib
 import json
+import os
 import re
 import warnings
 from collections.abc import Iterable
@@ -64,7 +65,8 @@ class Corpus:
             if not any(document.text.strip() for document in documents):
                 raise ValueError(
                     f"corpus {self.name!r} is too short to split: {len(self.text)} characters by {by} with "
-                    f"validation_fraction={validation_fraction} leave no {side} text"
+                    f"validation_fraction={validation_fraction} leave no {side} text. Give more text, or split by "
+                    f"position (equal documents stay together)"
                 )
         return Corpus(f"{self.name} (training)", tuple(train)), Corpus(f"{self.name} (validation)", tuple(validation))
 
@@ -80,10 +82,10 @@ def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Co
     Raises ``ValueError`` for text that is empty or not UTF-8 (with file and byte offset) and for a packaged text that
     is not the one this project was measured on; ``FileNotFoundError`` for a path that is not there.
     """
-    if source not in _NAMED:
+    if str(source) not in _NAMED:
         return _read_path(Path(source), pattern)
     try:
-        return _NAMED[source]()
+        return _NAMED[str(source)]()
     except PackageNotFoundError as error:
         notice = f"{source!r} needs the package {error.name} ({_INSTALL}); using Python's own documentation text"
         warnings.warn(notice, stacklevel=2)
@@ -98,7 +100,9 @@ def decode_text(data: bytes, name: str) -> str:
     >>> decode_text(b"\xef\xbb\xbfab\r\ncd", "notes.txt")
     'ab\ncd'
     """
-    start = 3 if data.startswith(b"\xef\xbb\xbf") else 0
+    start = 0
+    while data.startswith(b"\xef\xbb\xbf", start):  # files that were joined may carry several marks
+        start += 3
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
@@ -130,6 +134,8 @@ def _read_path(path: Path, pattern: str) -> Corpus:
 
 
 def _read_folder(path: Path, pattern: str) -> Corpus:
+    for folder, _, _ in os.walk(path, onerror=_refuse_folder):  # rglob would leave out in silence what it cannot open
+        os.scandir(folder).close()
     files = [p for p in path.rglob(pattern) if p.is_file() and not _hidden(p.relative_to(path))]
     if not files:
         raise ValueError(f"{path}: the folder holds no file that matches {pattern!r}")
@@ -137,6 +143,10 @@ def _read_folder(path: Path, pattern: str) -> Corpus:
     empty = [document.name for document in read if not document.text.strip()]
     notice = f"left out, for they hold no text: {', '.join(empty)}" if empty else ""
     return Corpus(path.name or str(path), tuple(d for d in read if d.text.strip()), notice)
+
+
+def _refuse_folder(error: OSError) -> None:
+    raise error
 
 
 def _document(folder: Path, file: Path, pattern: str) -> Document:

@@ -65,7 +65,7 @@ class TokenRows:
         window = self.ids[start : start + self.row_length + 1].long()
         labels = window[1:].clone()
         labels[: wanted - start] = IGNORE_INDEX
-        return {"input_ids": window[:-1], "labels": labels}
+        return {"input_ids": window[:-1].clone(), "labels": labels}  # not a view: a batch may be written into
 
     def stack(self, rows: list[int]) -> dict[str, Tensor]:
         """``input_ids`` and ``labels`` ``[B,T]`` of several rows."""
@@ -74,6 +74,8 @@ class TokenRows:
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[dict[str, Tensor]]:
         """Rows in the order of the text, ``batch_size`` at a time: all, or ``limit`` of them spread evenly over it."""
+        if batch_size < 1 or (limit is not None and limit < 1):
+            raise ValueError(f"batch_size={batch_size} and limit={limit} must be at least 1 row")
         n = len(self) if limit is None else min(limit, len(self))
         chosen = [i * len(self) // n for i in range(n)]
         for start in range(0, n, batch_size):

@@ -1,5 +1,6 @@
 """Text from a model, token by token, without touching its training."""
 
+import math
 from typing import Protocol
 
 import torch
@@ -30,15 +31,17 @@ def generate(
 
     ``temperature`` divides the logits: below 1 the likely tokens get likelier, 0 always takes the likeliest.
     Draws come from a generator of their own, seeded by ``seed``. The model sees the last ``max_positions`` tokens
-    (by default ``model.config.max_positions``).
+    (by default as many as its config says, all if it says nothing).
 
     Raises ``ValueError`` for an empty prompt and for a negative temperature.
     """
     if ids.dim() != 2 or ids.shape[1] == 0:
         raise ValueError(f"ids have shape {list(ids.shape)}; a prompt is [B,T] with at least one token")
-    if temperature < 0:
-        raise ValueError(f"temperature={temperature} must be 0 or more")
-    window = max_positions or getattr(getattr(model, "config", None), "max_positions", None) or ids.shape[1]
+    if not (math.isfinite(temperature) and temperature >= 0):
+        raise ValueError(f"temperature={temperature} must be 0 or more, and finite")
+    if max_new_tokens < 0 or (max_positions is not None and max_positions < 1):
+        raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more, max_positions={max_positions} 1 or more")
+    window = max_positions or longest_row(model) or ids.shape[1] + max_new_tokens
     device = device_of(model)
     generator = torch.Generator(device).manual_seed(seed)
     ids = ids.to(device)
@@ -49,9 +52,19 @@ def generate(
     return ids
 
 
+def longest_row(model: nn.Module) -> int | None:
+    """The longest row that the model's config names, ours or Hugging Face's; None if it names none."""
+    config = getattr(model, "config", None)
+    names = ("max_positions", "max_position_embeddings", "n_positions")
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+
+
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    if not logits.isfinite().all():
+        raise ValueError("the model's logits are not finite: its weights have diverged, so there is nothing to sample")
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
+    logits = logits - logits.amax(-1, keepdim=True)  # a tiny temperature must not overflow
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
 
 

@@ -21,7 +21,7 @@ def count_targets(labels: Tensor, ignore_index: int = IGNORE_INDEX) -> Tensor:
     >>> count_targets(torch.tensor([[5, 6, -100], [7, -100, -100]])).item()
     3
     """
-    return (labels != ignore_index).sum()
+    return (labels.long() != ignore_index).sum()  # widened, for -100 does not fit into uint8
 
 
 def cross_entropy(
@@ -40,6 +40,8 @@ def cross_entropy(
 
     ``reduction``: ``"mean"`` divides by the number of targets, and is 0 with a zero gradient when there are none
     (torch's own mean is 0/0 = NaN there); ``"sum"`` adds; ``"none"`` keeps the shape of ``labels``, 0 where ignored.
+    Logits at ignored positions must be finite: their loss is 0, but a NaN there still reaches the gradient.
+
     ``label_smoothing`` spreads that share evenly over all V classes (Szegedy et al. 2016, section 7).
 
     Raises ``ValueError`` for shapes that do not fit and for a label outside the vocabulary, naming it, and
@@ -71,6 +73,7 @@ def unchecked_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
 
 def check_labels(labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:
     """Raise ``ValueError`` that names the first label outside ``0..vocab_size-1`` other than ``ignore_index``."""
+    labels = labels.long()
     bad = ((labels < 0) | (labels >= vocab_size)) & (labels != ignore_index)
     if not bad.any():
         return

@@ -6,6 +6,7 @@ Pre-LN blocks, learned positions, an output head tied to the token embedding (Ra
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +40,8 @@ class ModelConfig:
                 raise ValueError(f"ModelConfig.{name}={getattr(self, name)} must be at least 1")
         if self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} is not a multiple of n_heads={self.n_heads}")
+        if not self.init_std > 0:
+            raise ValueError(f"init_std={self.init_std} must be more than 0")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and less than 1")
 
@@ -115,8 +118,20 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(config.d_model)
         self.head = nn.Linear(config.d_model, config.vocab_size, bias=False)
-        self.head.weight = self.tokens.weight
+        self._tie()
+        self.register_load_state_dict_pre_hook(_accept_one_name_of_the_tie)
+        self.register_load_state_dict_post_hook(lambda model, _keys: model._tie())
         self._init_weights()
+
+    def _tie(self) -> None:
+        """The output head is the token embedding: one tensor, one update, stored once."""
+        self.head.weight = self.tokens.weight
+
+    def _apply(self, *arguments: Any, **named: Any) -> "GPT":
+        """Moves and converts parameters; some ways of doing so (``to_empty``) make two tensors of a tied one."""
+        super()._apply(*arguments, **named)
+        self._tie()
+        return self
 
     def _init_weights(self) -> None:
         """N(0, std) for matrices, 0 for biases; the 2 * n_layers outputs that add up in the residual stream are
@@ -146,7 +161,7 @@ class GPT(nn.Module):
         attend = attention_for(attention_mask, doc_ids)
         if positions is None:
             positions = positions_for(input_ids, attention_mask, doc_ids)
-        x = self.dropout(self._embed(input_ids) + self.positions(positions))
+        x = self.dropout(self._embed(input_ids) + self._embed_positions(positions))
         for block in self.blocks:
             x = block(x, attend)
         return self.head(self.norm(x))
@@ -157,6 +172,15 @@ class GPT(nn.Module):
         except IndexError:
             check_ids(input_ids, self.config.vocab_size)
             raise
+
+    def _embed_positions(self, positions: Tensor) -> Tensor:
+        try:
+            return self.positions(positions)
+        except IndexError:
+            low, high = int(positions.min()), int(positions.max())
+            raise ValueError(
+                f"positions run from {low} to {high}; the model has 0..{self.config.max_positions - 1}"
+            ) from None
 
     def _check_rows(self, input_ids: Tensor, **extras: Tensor | None) -> None:
         if input_ids.dim() != 2:
@@ -175,3 +199,11 @@ class GPT(nn.Module):
     def num_parameters(self) -> int:
         """Number of parameters, the tied head counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _accept_one_name_of_the_tie(_model: nn.Module, state: dict[str, Tensor], prefix: str, *_rest: Any) -> None:
+    """Weights stored once, under either name of the tied matrix, are complete."""
+    tokens, head = f"{prefix}tokens.weight", f"{prefix}head.weight"
+    if tokens in state or head in state:
+        state.setdefault(head, state.get(tokens))
+        state.setdefault(tokens, state.get(head))

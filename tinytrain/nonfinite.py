@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tinytrain.loss import count_targets
+from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
 
@@ -25,7 +25,7 @@ def first_nonfinite(
         if not parameter.isfinite().all():
             return f"the weight {name} {_worst(parameter)}"
     precision = precision or Precision()
-    with _buffers_kept(model):
+    with keep_modes_and_buffers(model):
         for number, batch in enumerate(micro_batches):
             where = _run(model, batch, precision, scale)
             model.zero_grad(set_to_none=True)
@@ -119,14 +119,3 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 def _worst(tensor: Tensor) -> str:
     kind = "NaN" if tensor.isnan().any() else "an infinite value"
     return f"holds {kind} in {int((~tensor.isfinite()).sum())} of {tensor.numel()} places"
-
-
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)

@@ -4,6 +4,7 @@ Nothing here has a state, so nothing can be saved too early, loaded in the wrong
 """
 
 import math
+import numbers
 
 
 def warmup_cosine(step: int, *, max_lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> float:
@@ -33,6 +34,9 @@ def warmup_cosine(step: int, *, max_lr: float, min_lr: float, warmup_steps: int,
 
 def check_schedule(*, max_lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> None:
     """Raise ``ValueError`` that names the field, its value and the cure when the four numbers make no schedule."""
+    for name, value in (("total_steps", total_steps), ("warmup_steps", warmup_steps)):
+        if not isinstance(value, numbers.Integral):
+            raise ValueError(f"{name}={value!r} must be a whole number of updates, such as {name}=int(...)")
     if total_steps < 1:
         raise ValueError(f"total_steps={total_steps} must be at least 1 update")
     if warmup_steps < 0:

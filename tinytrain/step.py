@@ -61,8 +61,10 @@ def train_step(
     device, precision = device_of(model), precision or Precision()
     precision.prepare(model, device)
     check_micro_batches(micro_batches)
+    if not (math.isfinite(lr) and lr >= 0 and max_grad_norm > 0):
+        raise ValueError(f"lr={lr} must be finite and 0 or more, max_grad_norm={max_grad_norm} more than 0")
     targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
-    optimizer.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
+    model.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
 
     loss = torch.zeros((), device=device)
     for batch in micro_batches:
@@ -71,7 +73,8 @@ def train_step(
         loss += part.detach()
 
     scale = precision.unscale(optimizer)  # before clipping: the limit is meant for the true gradient
-    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    norm = nn.utils.clip_grad_norm_(trained, max_grad_norm)
     report = _read(loss, norm, scale, lr, int(targets))
     precision.check_scale(report.scale)
     if not report.skipped:

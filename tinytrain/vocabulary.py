@@ -1,10 +1,14 @@
 """Token ids that no vocabulary has are named before they do harm."""
 
+import torch
 from torch import Tensor
 
 
 def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:
     """Raise ``ValueError`` that names the first id of ``ids`` (any shape) outside ``0..vocab_size-1``."""
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"{source}: ids are {ids.dtype}; token ids are whole numbers")
+    ids = ids.long()
     if ids.numel() == 0 or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
         return
     place = ((ids < 0) | (ids >= vocab_size)).nonzero()[0].tolist()

@@ -31,8 +31,10 @@ def plot_curves(
     labels: list[tuple[float, str, str]] = []
     for i, (label, (xs, ys)) in enumerate(curves.items()):
         ink, text, _ = INKS[i % len(INKS)]
-        ax.plot(xs, ys, color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
-        labels.append((ys[-1], label, text))
+        ax.plot(xs, np.where(np.isfinite(ys), ys, np.nan), color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
+        finite = [y for y in ys if np.isfinite(y)]
+        bad = "" if len(finite) == len(ys) else f" ({len(ys) - len(finite)} not finite)"
+        labels.append((finite[-1] if finite else 0.0, label + bad, text))
     for label, level in (levels or {}).items():
         ax.axhline(level, color="#777777", linewidth=0.9, linestyle=":")
         labels.append((level, label, "#555555"))
@@ -123,7 +125,7 @@ def plot_run(run: Run, names: Sequence[str] = ("loss", "grad_norm", "lr")) -> Fi
     figure, axes = plt.subplots(1, len(names), figsize=(4.6 * len(names), 3.0), squeeze=False, layout="constrained")
     for ax, name in zip(axes[0], names, strict=True):
         curves = {name: run.series(name)}
-        if name == "loss" and any("eval_loss" in record for record in run):
+        if name == "loss" and any(record.get("eval_loss") is not None for record in run):
             curves["eval_loss"] = run.series("eval_loss")
         plot_curves(ax, curves, title=name, x="step (completed updates)", y=name)
     return figure
