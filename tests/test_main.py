@@ -1,5 +1,7 @@
 import json
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,7 +9,9 @@ import time
 
 import pytest
 
-from tinytrain.__main__ import main
+from tinytrain.__main__ import ProgressBar, Train, load_options, main, save_options
+from tinytrain.precision import LossScaleError
+from tinytrain.train import TrainingFailedError
 
 QUICK = ["train", "--steps", "4", "--batch-size", "2", "--eval-rows", "4"]
 
@@ -45,6 +49,8 @@ def test_the_same_seed_trains_the_same_model_and_another_one_does_not(tmp_path, 
         (["--warmup-steps", "5"], "warmup_steps=5 is more than total_steps=4"),
         (["--steps", "0"], "total_steps=0"),
         (["--batch-size", "0"], "batch_size=0"),
+        (["--precision", "fp8"], "precision='fp8' is not one of fp32, bf16, fp16"),
+        (["--checkpoint-every", "0"], "checkpoint_every=0 must be at least 1"),
     ],
 )
 def test_what_a_user_can_mend_is_told_in_one_line_without_a_traceback(tmp_path, text, capsys, options, words):
@@ -63,28 +69,176 @@ def test_a_folder_that_holds_a_run_is_refused_and_the_run_is_kept(tmp_path, text
     assert (tmp_path / "run" / "log.jsonl").read_text() == before
 
 
+CURVE = ("batch", "step", "epoch", "loss", "grad_norm", "lr", "tokens_seen", "padding", "eval_loss")
+
+
+def curve_of(folder):
+    """The log without what depends on the machine."""
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text("utf-8").splitlines()]
+    return [{name: line[name] for name in CURVE if name in line} for line in lines]
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "tinytrain", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+LONG = ["train", "--steps", "60", "--batch-size", "2", "--eval-rows", "4", "--eval-every", "7", "--dropout", "0.1"]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="os.kill sends no SIGINT on Windows")
-def test_an_interrupt_ends_the_run_between_two_updates(tmp_path, text):
-    command = [
-        sys.executable,
-        "-m",
-        "tinytrain",
-        "train",
-        *text,
-        "--steps",
-        "100000",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    log = tmp_path / "run" / "log.jsonl"
+def test_an_interrupt_saves_and_names_the_command_that_goes_on_to_the_same_end(tmp_path, text):
+    interrupted, whole = tmp_path / "a run", tmp_path / "whole"
+    child = start(*LONG, *text, "--out", interrupted)
+    log = interrupted / "log.jsonl"
     deadline = time.monotonic() + 120
     while not (log.exists() and log.read_text().count("\n") > 3):
         assert child.poll() is None and time.monotonic() < deadline, child.communicate()
-        time.sleep(0.05)
+        time.sleep(0.001)
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=120)
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
-    assert child.returncode == 130
-    assert f"Interrupted after update {steps[-1]}." in out
+    assert child.returncode == 130 and steps[-1] < 60
+    assert f"Interrupted after update {steps[-1]}. Go on with: python -m tinytrain resume '{interrupted}'" in out
     assert "Traceback" not in err
+
+    command = shlex.split(out.split("Go on with: ")[1].splitlines()[0])
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, cwd=elsewhere, timeout=120)
+    assert done.returncode == 0 and f"Going on after update {steps[-1]} of 60" in done.stdout, done.stderr
+    assert main([*LONG, *text, "--out", str(whole)]) == 0
+    assert curve_of(interrupted) == curve_of(whole)
+
+
+def test_the_options_are_kept_in_the_runs_folder_and_precision_is_one_of_them(tmp_path, text):
+    run = tmp_path / "run"
+    options = ["--out", str(run), "--checkpoint-every", "2", "--seed", "3"]
+    assert main([*QUICK, *text, *options]) == 0
+    kept = json.loads((run / "run.json").read_text("utf-8"))
+    assert (kept["steps"], kept["checkpoint_every"], kept["seed"], kept["precision"]) == (4, 2, 3, "fp32")
+    assert sorted(path.name for path in (run / "checkpoints").glob("step_*")) == ["step_00000002", "step_00000004"]
+    assert load_options(run).corpus == text[1] and load_options(run).out == run
+
+
+def test_a_corpus_beside_the_caller_is_found_again_from_anywhere(tmp_path, text, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([*QUICK, "--corpus", "poem.txt", "--out", "run"]) == 0
+    assert load_options(tmp_path / "run").corpus == str(tmp_path / "poem.txt")
+
+
+def test_a_corpus_known_by_name_stays_a_name_whatever_lies_beside_the_caller(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "python").mkdir()
+    save_options(Train(corpus="python", out=tmp_path / "run"))
+    assert load_options(tmp_path / "run").corpus == "python"
+
+
+@pytest.fixture
+def killed(tmp_path, text, monkeypatch, capsys):
+    """The folder of a run that died after update 3, with checkpoints of updates 1 and 2."""
+
+    def dies(bar, record):
+        if record["step"] == 3:
+            raise RuntimeError("the plug is out")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBar, "__call__", dies)
+        with pytest.raises(RuntimeError, match="the plug is out"):
+            main([*QUICK, *text, "--checkpoint-every", "1", "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_a_finished_run_says_that_it_is(killed, capsys):
+    assert main(["resume", str(killed)]) == 0
+    assert "Going on after update 2 of 4" in capsys.readouterr().out
+    before = curve_of(killed)
+    assert main(["resume", str(killed)]) == 0
+    assert "The run is finished: all of its 4 updates are done" in capsys.readouterr().out
+    assert curve_of(killed) == before and len(before) == 4
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_goes_on(killed, capsys):
+    (killed / "checkpoints" / "step_00000002" / "state.pt").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"step_00000002.state\.pt is damaged.*Going back to the checkpoint before it"):
+        assert main(["resume", str(killed)]) == 0
+    assert "Going on after update 1 of 4" in capsys.readouterr().out
+    assert [line["batch"] for line in curve_of(killed)] == [1, 2, 3, 4]
+
+
+def test_a_warning_takes_one_line_on_the_command_line(killed):
+    (killed / "checkpoints" / "step_00000002" / "state.pt").write_bytes(b"")
+    child = start("resume", killed)
+    _, err = child.communicate(timeout=120)
+    assert child.returncode == 0
+    assert "tinytrain: warning: " in err and "stacklevel" not in err and "UserWarning" not in err
+
+
+def one_line_error(capsys, *arguments):
+    assert main(list(map(str, arguments))) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tinytrain: ") and error.count("\n") == 1
+    return error
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    error = one_line_error(capsys, "resume", tmp_path)
+    assert f"{tmp_path} holds no run: there is no run.json" in error
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "Expecting value"),
+        ('{"steps": 4', "Expecting"),
+        ("[]", "missing or unknown"),
+        ('{"steps": 4}', "batch_size"),
+        ("steps=many", "steps is 'many'"),
+    ],
+)
+def test_damaged_options_are_named_and_what_to_do(killed, capsys, content, words):
+    path = killed / "run.json"
+    if content == "steps=many":
+        content = json.dumps(json.loads(path.read_text("utf-8")) | {"steps": "many"})
+    path.write_text(content, encoding="utf-8")
+    error = one_line_error(capsys, "resume", killed)
+    assert f"{path} is damaged (" in error and words in error and "start the run again in another folder" in error
+
+
+def test_a_run_killed_before_its_first_checkpoint_says_so(killed, capsys):
+    shutil.rmtree(killed / "checkpoints")
+    assert "no whole checkpoint to resume from" in one_line_error(capsys, "resume", killed)
+
+
+def test_another_text_is_refused_unless_it_is_named_in_override(killed, text, capsys):
+    with open(text[1], "a", encoding="utf-8") as file:
+        file.write("Thou art more lovely and more temperate.")
+    error = one_line_error(capsys, "resume", killed)
+    assert "data.text" in error and "override" in error
+    assert main(["resume", str(killed), "--override", "data.text"]) == 0
+
+
+def test_an_earlier_run_is_refused_with_the_command_that_goes_on_with_it(killed, text, capsys):
+    before = (killed / "run.json").read_text("utf-8")
+    error = one_line_error(capsys, *QUICK, *text, "--seed", "5", "--out", killed)
+    assert f"python -m tinytrain resume {killed}" in error
+    assert (killed / "run.json").read_text("utf-8") == before
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (LossScaleError("the loss scale is 0.5"), 1, "tinytrain: the loss scale is 0.5"),
+        (TrainingFailedError("20 updates were skipped\n  look at the batch"), 1, "were skipped look at the batch"),
+        (KeyboardInterrupt(), 130, "tinytrain: interrupted. If it has a checkpoint, go on with: python -m tinytrain"),
+    ],
+)
+def test_whatever_ends_a_run_early_takes_one_line(tmp_path, text, capsys, monkeypatch, error, status, words):
+    def ends(trainer):
+        raise error
+
+    monkeypatch.setattr("tinytrain.train.Trainer.fit", ends)
+    assert main([*QUICK, *text, "--out", str(tmp_path / "run")]) == status
+    told = capsys.readouterr().err
+    assert words in told and told.count("\n") == 1

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from tinytrain.model import GPT, PRESETS
-from tinytrain.optimizer import build_adamw, param_groups
+from tinytrain.optimizer import build_adamw, load_optimizer_state, optimizer_state, param_groups
 from tinytrain.schedule import warmup_cosine
 
 
@@ -99,3 +99,116 @@ def test_a_hundred_steps_equal_adamw_written_by_hand(dtype, tolerance, fused):
         start, gradients = pairs[name]
         expected = adamw_by_hand(start, gradients.double(), steps, decay=0.1 if p.dim() == 2 else 0.0)
         assert (p.double() - expected).abs().max().item() <= tolerance
+
+
+class InOrder(nn.Module):
+    """Parameters of one shape, made in the order of ``names``."""
+
+    def __init__(self, names, shape=(2, 2)):
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Parameter(torch.ones(shape)))
+
+
+def updated(names=("first", "second"), gradients=(("first", 1.0), ("second", 5.0)), **options):
+    """(model, optimizer) after one update with these gradients."""
+    model = InOrder(names)
+    optimizer = build_adamw(model, lr=0.1, **options)
+    for name, value in gradients:
+        model.get_parameter(name).grad = torch.full((2, 2), value)
+    optimizer.step()
+    return model, optimizer
+
+
+def test_moments_go_to_their_names_and_not_to_their_places():
+    states = optimizer_state(*reversed(updated()))
+    other = InOrder(["second", "first"])
+    optimizer = build_adamw(other, lr=0.1)
+    load_optimizer_state(optimizer, other, states)
+    assert optimizer.state[other.first]["exp_avg"][0, 0].item() == pytest.approx(0.1)
+    assert optimizer.state[other.second]["exp_avg"][0, 0].item() == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_that_was_loaded_goes_on_as_the_one_that_was_saved(fused):
+    model, optimizer = updated(fused=fused)
+    other = InOrder(["first", "second"])
+    other.load_state_dict(model.state_dict())
+    resumed = build_adamw(other, lr=0.1, fused=fused)
+    load_optimizer_state(resumed, other, optimizer_state(optimizer, model))
+    for m, o in ((model, optimizer), (other, resumed)):
+        m.first.grad = m.second.grad = torch.full((2, 2), -2.0)
+        o.step()
+    assert torch.equal(model.first, other.first) and torch.equal(model.second, other.second)
+    assert resumed.state[other.first]["step"].item() == 2.0
+
+
+def test_what_was_loaded_is_a_copy():
+    model, optimizer = updated()
+    states = optimizer_state(optimizer, model)
+    other = InOrder(["first", "second"])
+    resumed = build_adamw(other, lr=0.1)
+    load_optimizer_state(resumed, other, states)
+    other.first.grad = other.second.grad = torch.ones(2, 2)
+    resumed.step()
+    assert optimizer.state[model.first]["exp_avg"][0, 0].item() == pytest.approx(0.1)
+
+
+def test_options_stay_the_optimizers_own():
+    model, optimizer = updated(betas=(0.5, 0.6))
+    other = InOrder(["first", "second"])
+    resumed = build_adamw(other, lr=0.7)
+    load_optimizer_state(resumed, other, optimizer_state(optimizer, model))
+    assert resumed.param_groups[0]["lr"] == 0.7 and resumed.param_groups[0]["betas"] == (0.9, 0.95)
+
+
+def test_a_parameter_without_a_gradient_so_far_has_an_empty_state_and_does_not_stop_the_loading():
+    model, optimizer = updated(gradients=[("first", 1.0)])
+    states = optimizer_state(optimizer, model)
+    assert list(states) == ["first", "second"] and states["second"] == {}
+    other, resumed = updated()
+    load_optimizer_state(resumed, other, states)
+    assert "exp_avg" in resumed.state[other.first] and not resumed.state.get(other.second)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.update(third=s["first"]), "the saved optimizer state has third, which this model does not train"),
+        (lambda s: s.pop("second"), "the saved optimizer state has nothing for second"),
+        (lambda s: s.clear(), "the saved optimizer state has nothing for first, second"),
+        (
+            lambda s: s["first"].update(exp_avg=torch.ones(2, 3)),
+            r"exp_avg of first has shape \[2, 3\]; first has \[2, 2\]",
+        ),
+        (
+            lambda s: s["second"].update(exp_avg_sq=torch.ones(2, 2).bfloat16()),
+            "exp_avg_sq of second is torch.bfloat16; second is torch.float32, and would round it",
+        ),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_by_name_with_nothing_loaded(change, words):
+    model, optimizer = updated()
+    states = optimizer_state(optimizer, model)
+    change(states)
+    other, resumed = updated(gradients=[("first", 3.0), ("second", 4.0)])
+    with pytest.raises(ValueError, match=words):
+        load_optimizer_state(resumed, other, states)
+    assert resumed.state[other.first]["exp_avg"][0, 0].item() == pytest.approx(0.3)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    _, optimizer = updated()
+    with pytest.raises(ValueError, match="2 of the optimizer's 2 parameters are not the model's"):
+        optimizer_state(optimizer, InOrder(["first", "second"]))
+
+
+def test_moments_that_are_smaller_than_their_weight_by_design_are_taken():
+    model = InOrder(["first"])
+    optimizer = torch.optim.Adafactor(model.parameters(), lr=0.1)
+    model.first.grad = torch.ones(2, 2)
+    optimizer.step()
+    other = InOrder(["first"])
+    resumed = torch.optim.Adafactor(other.parameters(), lr=0.1)
+    load_optimizer_state(resumed, other, optimizer_state(optimizer, model))
+    assert torch.equal(resumed.state[other.first]["row_var"], optimizer.state[model.first]["row_var"])

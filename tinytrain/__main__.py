@@ -1,9 +1,17 @@
-"""The command line: ``python -m tinytrain train --preset nano --steps 200 --out runs/first``."""
+"""The command line.
 
+``python -m tinytrain train --preset nano --steps 200 --out runs/first``
+``python -m tinytrain resume runs/first``
+"""
+
+import json
+import os
+import shlex
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +19,23 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from tinytrain.corpus import Corpus, load_corpus
+from tinytrain.corpus import _NAMED, Corpus, load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.device import best_device
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.precision import LossScaleError
+from tinytrain.runlog import RunLog
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import FitReport, TrainConfig, Trainer, TrainingFailedError
+
+OPTIONS = "run.json"
+"""file in a run's folder that holds the options it was started with"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a model on text and write its log."""
+    """Train a model on text, and write its log and checkpoints."""
 
     preset: str = "nano"
     """the model: nano, tiny, 27m, 120m, 350m or 7b"""
@@ -48,16 +61,81 @@ class Train:
     """updates between evaluations on held-out text"""
     eval_rows: int = 512
     """held-out rows in an evaluation, spread evenly over the held-out text"""
+    precision: str = "fp32"
+    """width of the forward pass: fp32, bf16 or fp16"""
+    checkpoint_every: int = 200
+    """updates between two checkpoints that the run can be resumed from; one more is written at its end"""
     seed: int = 0
     """of the initial weights, of dropout and of the order of the rows"""
     prompt: str = "ROMEO\n"
     """what the sample at the end continues"""
     out: Path
-    """folder for the log; it must not hold one yet"""
+    """folder for the log and the checkpoints; it must not hold a run yet"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run that was interrupted or killed, from its newest whole checkpoint."""
+
+    folder: tyro.conf.Positional[Path]
+    """folder of the run, what --out was"""
+    override: tuple[str, ...] = ()
+    """settings that may differ from those of the run, such as data.text after a change of the corpus"""
 
 
 def train(options: Train) -> FitReport:
     """Train as ``options`` say; returns how the run ended."""
+    if (log := options.out / RunLog.FILE).exists():
+        raise FileExistsError(
+            f"{log} is the log of an earlier run. Go on with it ({resume_command(options.out)}), choose another "
+            f"folder, or move it away"
+        )
+    return _run(options)
+
+
+def resume(folder: Path, override: Collection[str] = ()) -> FitReport:
+    """Go on with the run in ``folder``; returns how it ended."""
+    return _run(load_options(folder), resumed=True, override=override)
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with the run in ``folder``."""
+    return f"python -m tinytrain resume {shlex.quote(str(folder))}"
+
+
+def save_options(options: Train) -> None:
+    """Write ``run.json`` into the run's folder: the old file or the new one is there, never half of one."""
+    values = {name: value for name, value in asdict(options).items() if name != "out"}
+    if options.corpus not in _NAMED and Path(options.corpus).exists():  # found again from any other folder
+        values["corpus"] = str(Path(options.corpus).resolve())
+    options.out.mkdir(parents=True, exist_ok=True)
+    unfinished = options.out / f"{OPTIONS}.unfinished"
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump(values, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(options.out / OPTIONS)
+
+
+def load_options(folder: Path) -> Train:
+    """The options of the run in ``folder``. Raises ``ValueError`` if there are none, or if the file is damaged."""
+    path = folder / OPTIONS
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no run: there is no {OPTIONS}, which the train command writes")
+    kinds = {field.name: field.type for field in fields(Train) if field.name != "out"}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if wrong := sorted(set(kinds) ^ set(values)):
+            raise ValueError(f"{', '.join(wrong)} missing or unknown")
+        for name, kind in kinds.items():
+            if not isinstance(values[name], (int, float) if kind is float else kind):
+                raise ValueError(f"{name} is {values[name]!r}")
+        return Train(**values, out=folder)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): mend it, or start the run again in another folder") from None
+
+
+def _run(options: Train, *, resumed: bool = False, override: Collection[str] = ()) -> FitReport:
     if options.preset not in PRESETS:
         raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
     tokenizer = ByteTokenizer()
@@ -73,6 +151,8 @@ def train(options: Train) -> FitReport:
         warmup_steps=options.steps // 20 if options.warmup_steps is None else options.warmup_steps,
         weight_decay=options.weight_decay,
         eval_every=options.eval_every,
+        precision=options.precision,
+        checkpoint_every=options.checkpoint_every,
         out=options.out,
     )
     torch.manual_seed(options.seed)
@@ -86,7 +166,14 @@ def train(options: Train) -> FitReport:
     print(f"{model.num_parameters():,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True)
     validation = list(held_out.batches(64, limit=options.eval_rows))
     with closing(ProgressBar(options.steps)) as bar:
-        report = Trainer(model, data, run, [bar], validation=validation).fit()
+        trainer = Trainer(model, data, run, [bar], validation=validation)
+        if resumed:
+            checkpoint = trainer.resume(override=override)
+            print(f"Going on after update {checkpoint.step} of {options.steps}, from {checkpoint.folder}", flush=True)
+            bar.done = checkpoint.step
+        else:
+            save_options(options)
+        report = trainer.fit()
     print(sample(model, tokenizer, options.prompt, seed=options.seed))
     return report
 
@@ -102,11 +189,11 @@ class ProgressBar:
     """A Trainer callback that shows updates, loss and speed; it appears with the first update."""
 
     def __init__(self, total_steps: int) -> None:
-        self.total_steps, self._bar, self._shown = total_steps, None, {}
+        self.total_steps, self.done, self._bar, self._shown = total_steps, 0, None, {}
 
     def __call__(self, record: dict[str, Any]) -> None:
         if self._bar is None:
-            self._bar = tqdm(total=self.total_steps, unit="update")
+            self._bar = tqdm(total=self.total_steps, initial=self.done, unit="update")
         self._shown |= {name: f"{record[name]:.3f}" for name in ("loss", "eval_loss") if name in record}
         self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update(0 if record["skipped"] else 1)
@@ -119,21 +206,28 @@ class ProgressBar:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What a user can mend is told in one line, without a traceback."""
     options = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train},
+        {"train": Train, "resume": Resume},
         prog="python -m tinytrain",
         description="Train small language models from the command line.",
         args=arguments,
     )
+    folder = options.out if isinstance(options, Train) else options.folder
     try:
-        report = train(options)
-    except (ValueError, OSError, TrainingFailedError) as error:
-        print(f"tinytrain: {error}", file=sys.stderr)
+        report = train(options) if isinstance(options, Train) else resume(options.folder, options.override)
+    except (ValueError, OSError, TrainingFailedError, LossScaleError) as error:
+        print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"tinytrain: interrupted. If it has a checkpoint, go on with: {resume_command(folder)}", file=sys.stderr)
+        return 130
     if report.stopped_by == "interrupt":
-        print(f"Interrupted after update {report.steps}.")
-    print(f"The log is {Path(options.out) / 'log.jsonl'}")
+        print(f"Interrupted after update {report.steps}. Go on with: {resume_command(folder)}")
+    elif not report.record:
+        print(f"The run is finished: all of its {report.steps} updates are done")
+    print(f"The log is {folder / RunLog.FILE}")
     return 130 if report.stopped_by == "interrupt" else 0
 
 
 if __name__ == "__main__":
+    warnings.formatwarning = lambda message, *_, **__: f"tinytrain: warning: {message}\n"
     sys.exit(main())

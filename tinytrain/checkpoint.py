@@ -1,17 +1,21 @@
 """Checkpoints that a crash, a full disk or a hostile file cannot spoil.
 
 A checkpoint is a folder, ``step_00000200``, with ``state.pt`` (tensors and plain values, loadable with
-``weights_only=True``) and ``manifest.json`` (what it is, in words, and the checksum of ``state.pt``). It is written
-under a temporary name, synced to disk, and then renamed: at no moment is there half a checkpoint under a real name.
+``weights_only=True``) and ``manifest.json`` (what it is, in words, and a checksum over both files). It is written under
+a temporary name, synced to disk, and then renamed; it is removed under a temporary name as well. At no moment is there
+half a checkpoint under a real name.
 """
 
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import warnings
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,9 +23,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-PREFIX, BEST, TEMPORARY = "step_", "best_", "unfinished_"
+PREFIX, BEST, TEMPORARY, REPLACED = "step_", "best_", "unfinished_", "replaced_"
 STATE, MANIFEST = "state.pt", "manifest.json"
 FORMAT = 1
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
 
 class CheckpointError(ValueError):
@@ -49,7 +54,7 @@ class Checkpoint:
         """The state, on the CPU. Raises ``CheckpointError`` if it is damaged or holds anything but plain data."""
         path = self.folder / STATE
         try:
-            if (found := _checksum_of(path)) != self.manifest["checksum"]:
+            if (found := _checksum_of(path, self.manifest)) != self.manifest["checksum"]:
                 raise CheckpointError(f"{path} is damaged: its checksum is {found}, not {self.manifest['checksum']}")
             return torch.load(path, map_location="cpu", weights_only=True)
         except CheckpointError:
@@ -83,10 +88,15 @@ class Checkpointer:
         ``state`` holds tensors and plain Python values, nested in dicts, lists and tuples. ``facts`` go into the
         manifest, for people and for checks before anything is loaded; they must be JSON. With ``best=True`` it takes
         the place of the earlier best one.
+
+        Raises ``CheckpointError`` for a state that could not be loaded again, and if writing fails; the earlier
+        checkpoints are then as they were.
         """
         self.wait()
+        check_plain(state)
         target = self.folder / f"{BEST if best else PREFIX}{step:08d}"
         manifest = {"format": FORMAT, "step": step, "full": full, "torch": torch.__version__, **facts}
+        manifest = json.loads(json.dumps(manifest))  # as it will be read back, and not changed by anyone meanwhile
         if not self.background:
             self._write(target, state, manifest)
             return target
@@ -140,17 +150,30 @@ class Checkpointer:
                 damaged.append(str(error))
                 warnings.warn(f"{error}. Going back to the checkpoint before it", stacklevel=2)
         tried = f" Tried and refused: {'; '.join(damaged)}" if damaged else ""
-        raise CheckpointError(f"{self.folder}: no whole checkpoint to resume from.{tried}")
+        raise CheckpointError(
+            f"{self.folder}: no whole checkpoint to resume from.{tried} Copy one back, or start again in another folder"
+        )
 
-    def _found(self, prefix: str) -> list[Checkpoint]:
+    def _found(self, prefix: str, *, warn: bool = True) -> list[Checkpoint]:
+        """The checkpoints of one kind in the order of their steps; folders with any other name are not looked at."""
         found = []
-        for folder in sorted(self.folder.glob(f"{prefix}*")):
+        for step, _, folder in sorted(self._named(prefix)):
             try:
                 manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-                found.append(Checkpoint(folder, {"step": manifest["step"], "full": manifest["full"]} | manifest))
+                if manifest["step"] != step or not isinstance(manifest["full"], bool) or "checksum" not in manifest:
+                    raise ValueError("it is not of this step, or incomplete")
+                found.append(Checkpoint(folder, manifest))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                warnings.warn(f"{folder} has no readable manifest ({error}); it is passed over", stacklevel=3)
+                if warn:
+                    warnings.warn(f"{folder} has no readable manifest ({error}); it is passed over", stacklevel=3)
         return found
+
+    def _named(self, prefix: str) -> Iterator[tuple[int, bool, Path]]:
+        """(step, is it under its own name, folder). One that was being replaced when a kill came counts as well."""
+        pattern = re.compile(rf"({REPLACED})?{prefix}(\d{{8,}})")
+        for folder in self.folder.glob(f"*{prefix}*"):
+            if named := pattern.fullmatch(folder.name):
+                yield int(named[2]), not named[1], folder
 
     def _write_or_remember(self, target: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
         try:
@@ -160,37 +183,88 @@ class Checkpointer:
 
     def _write(self, target: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
         unfinished = self.folder / f"{TEMPORARY}{os.getpid()}_{target.name}"
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
         try:
-            checksum = _write_synced(unfinished / STATE, lambda file: torch.save(state, file))
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir(parents=True)
+            checksum = _write_synced(unfinished / STATE, lambda file: torch.save(state, file), _hash_of(manifest))
             text = json.dumps(manifest | {"checksum": checksum}, indent=1)
             _write_synced(unfinished / MANIFEST, lambda file: file.write(text.encode()))
             _sync_folder(unfinished)
-            if target.exists():  # the same step again, after a resume: the new one is as good as the old
-                shutil.rmtree(target)
-            unfinished.rename(target)
-            _sync_folder(self.folder)
-        except BaseException:
+            self._put_in_place(unfinished, target)
+        except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            raise CheckpointError(
+                f"{target} could not be written: {error}. The checkpoints before it are as they were"
+            ) from error
         self._tidy(target)
 
+    def _put_in_place(self, unfinished: Path, target: Path) -> None:
+        """Rename to the real name. If there is one already, from before a resume, it stays loadable until then."""
+        if target.exists():
+            replaced = self.folder / f"{REPLACED}{target.name}"
+            shutil.rmtree(replaced, ignore_errors=True)
+            target.rename(replaced)
+        unfinished.rename(target)
+        _sync_folder(self.folder)
+
     def _tidy(self, newest: Path) -> None:
-        """Remove what is no longer kept, and what a crash left unfinished."""
+        """Remove what is no longer kept, what was replaced, and what a crash left unfinished.
+
+        Those with more steps than the newest are of a course that a resume has left. They do not count, and stay.
+        """
         if newest.name.startswith(BEST):
-            old = [folder for folder in self.folder.glob(f"{BEST}*") if folder != newest]
+            old = [folder for _, _, folder in self._named(BEST) if folder != newest]
         else:
-            old = [c.folder for full in (True, False) for c in self._of_kind(full)[: -self.keep]]
-        for folder in [*old, *self.folder.glob(f"{TEMPORARY}*")]:
+            step = int(newest.name.removeprefix(PREFIX))
+            replaced = [folder for _, own, folder in self._named(PREFIX) if not own and _own_name_of(folder).exists()]
+            found = [c for c in self._found(PREFIX, warn=False) if c.step <= step and c.folder not in replaced]
+            kinds = ([c.folder for c in found if c.full is full] for full in (True, False))
+            old = replaced + [folder for kind in kinds for folder in kind[: -self.keep]]
+        for folder in old:
+            _remove(folder)
+        for folder in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _of_kind(self, full: bool) -> list[Checkpoint]:
-        return [checkpoint for checkpoint in self.all() if checkpoint.full is full]
+
+def check_plain(value: Any, place: str = "state") -> None:
+    """Raise ``CheckpointError`` that names the first part which ``weights_only=True`` would refuse to load again.
+
+    >>> check_plain({"run": {"folder": Path("runs")}})  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    tinytrain.checkpoint.CheckpointError: state['run']['folder'] is a pathlib..., and a checkpoint holds tensors...
+    """
+    if type(value) in (dict, OrderedDict):
+        for name, part in value.items():
+            check_plain(name, f"the name {name!r} in {place}")
+            check_plain(part, f"{place}[{name!r}]")
+    elif type(value) in (list, tuple):
+        for number, part in enumerate(value):
+            check_plain(part, f"{place}[{number}]")
+    elif type(value) not in PLAIN and not isinstance(value, Tensor):
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise CheckpointError(
+            f"{place} is a {kind}, and a checkpoint holds tensors and plain values only: "
+            f"convert it, for example with .item(), float(), str() or torch.from_numpy()"
+        )
+
+
+def _own_name_of(replaced: Path) -> Path:
+    return replaced.with_name(replaced.name.removeprefix(REPLACED))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint so that a kill on the way leaves none with half of its files."""
+    away = folder.with_name(f"{TEMPORARY}{os.getpid()}_old_{folder.name}")
+    with suppress(OSError):  # what cannot be removed now is found again by the next save
+        folder.rename(away)
+    shutil.rmtree(away, ignore_errors=True)
 
 
 def copy_to_host(state: Any, reuse: dict[tuple[Any, ...], Tensor] | None = None) -> Any:
-    """The same nested state with its tensors copied to CPU memory; tensors that share memory share it in the copy.
+    """The same nested state with its tensors copied to CPU memory; a tensor that stands in two places is copied once.
 
     ``reuse`` keeps the copies from call to call and writes over them: fresh memory costs more than the copying.
     """
@@ -221,30 +295,43 @@ def _copy(value: Any, kept: dict[tuple[Any, ...], Tensor], fresh: dict[tuple[Any
 class _Hashing:
     """A file that hashes what passes through it, so that nothing is read back to be hashed."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.hash = file, hashlib.blake2b(digest_size=16)
+    def __init__(self, file: BinaryIO, digest: "hashlib.blake2b") -> None:
+        self._file, self.hash, self.failure = file, digest, None
 
     def write(self, data: bytes) -> int:
-        self.hash.update(data)
-        return self._file.write(data)
+        try:
+            self.hash.update(data)
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
     def flush(self) -> None:
         self._file.flush()
 
 
-def _write_synced(path: Path, write: Callable[[Any], object]) -> str:
-    """Write a file, force it to disk, and return the checksum of what was written."""
+def _write_synced(path: Path, write: Callable[[Any], object], digest: "hashlib.blake2b | None" = None) -> str:
+    """Write a file, force it to disk, and return the checksum of what ``digest`` holds and of what was written."""
     with path.open("wb") as file:
-        hashing = _Hashing(file)
-        write(hashing)
+        hashing = _Hashing(file, digest or _hash_of({}))
+        try:
+            write(hashing)
+        except RuntimeError as error:  # torch puts one of its own in place of "No space left on device"
+            raise hashing.failure or error from error
         file.flush()
         os.fsync(file.fileno())
     return hashing.hash.hexdigest()
 
 
-def _checksum_of(path: Path) -> str:
+def _hash_of(manifest: dict[str, Any]) -> "hashlib.blake2b":
+    """A hash that has taken in the manifest: a flipped bit there is found as well as one in the state."""
+    facts = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+
+
+def _checksum_of(path: Path, manifest: dict[str, Any]) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, lambda: _hash_of(manifest)).hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

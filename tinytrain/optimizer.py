@@ -1,5 +1,6 @@
 """AdamW with weight decay where it belongs: on matrices, and nowhere else."""
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,32 +65,41 @@ def _can_fuse(params: Iterable[Tensor]) -> bool:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The optimizer's state by parameter *name*: ``{name: {"exp_avg": tensor, …}}``.
+    """The optimizer's state by parameter *name*: ``{name: {"exp_avg": tensor, …}}``, empty before the first update.
 
     Torch's own ``state_dict`` goes by position, so a model whose parameters come in another order would be given the
     moments of other parameters, without an error.
     """
-    names = _names(optimizer, model)
-    return {names[p]: dict(state) for p, state in optimizer.state.items()}
+    return {name: dict(optimizer.state.get(p, {})) for p, name in _names(optimizer, model).items()}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module, states: dict[str, dict[str, Any]]) -> None:
-    """Give each parameter the state that was saved under its name; options such as lr stay the optimizer's own.
+    """Give each parameter a copy of the state saved under its name; options such as lr stay the optimizer's own.
+
+    Raises ``ValueError``, with nothing loaded, as ``check_optimizer_state`` does.
+    """
+    by_name = check_optimizer_state(optimizer, model, states)
+    whole = optimizer.state_dict()
+    numbers = {p: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+    whole["state"] = {numbers[by_name[name]]: copy.deepcopy(state) for name, state in states.items() if state}
+    optimizer.load_state_dict(whole)
+
+
+def check_optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, states: dict[str, dict[str, Any]]
+) -> dict[str, Tensor]:
+    """The optimizer's parameters by name, if ``states`` fit them.
 
     Raises ``ValueError`` that lists names which only one side has, and for a state of another shape or dtype.
     """
-    names = _names(optimizer, model)
-    by_name = {name: p for p, name in names.items()}
+    by_name = {name: p for p, name in _names(optimizer, model).items()}
     if unknown := sorted(set(states) - set(by_name)):
         raise ValueError(f"the saved optimizer state has {', '.join(unknown)}, which this model does not train")
-    if states and (absent := sorted(set(by_name) - set(states))):
+    if absent := sorted(set(by_name) - set(states)):
         raise ValueError(f"the saved optimizer state has nothing for {', '.join(absent)}")
     for name, state in states.items():
         _check_moments(name, by_name[name], state)
-    whole = optimizer.state_dict()
-    numbers = {p: i for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
-    whole["state"] = {numbers[by_name[name]]: state for name, state in states.items()}
-    optimizer.load_state_dict(whole)
+    return by_name
 
 
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[Tensor, str]:
@@ -101,9 +111,14 @@ def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[Tensor, s
 
 
 def _check_moments(name: str, parameter: Tensor, state: dict[str, Any]) -> None:
+    """Moments have the parameter's shape, or one that spreads over it, such as Adafactor's rows and columns."""
     for part, value in state.items():
         if isinstance(value, Tensor) and value.dim() > 0:
-            if value.shape != parameter.shape:
+            if not _spreads_over(value.shape, parameter.shape):
                 raise ValueError(f"{part} of {name} has shape {list(value.shape)}; {name} has {list(parameter.shape)}")
             if value.dtype != parameter.dtype:
                 raise ValueError(f"{part} of {name} is {value.dtype}; {name} is {parameter.dtype}, and would round it")
+
+
+def _spreads_over(shape: torch.Size, whole: torch.Size) -> bool:
+    return len(shape) == len(whole) and all(a in (1, b) for a, b in zip(shape, whole, strict=True))

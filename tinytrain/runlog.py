@@ -7,6 +7,7 @@ finite is written as null, and the line's ``"nonfinite"`` says what it was.
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +63,10 @@ class RunLog:
         """Keep the lines up to that of ``batch``; returns the last batch that is kept."""
         kept = [record for record in read_run(self.path.parent) if record["batch"] <= batch]
         shorter = self.path.with_suffix(".unfinished")
-        shorter.write_text("".join(to_line(record) + "\n" for record in kept), encoding="utf-8", newline="\n")
+        with shorter.open("w", encoding="utf-8", newline="\n") as file:
+            file.write("".join(to_line(record) + "\n" for record in kept))
+            file.flush()
+            os.fsync(file.fileno())
         shorter.replace(self.path)  # at once, so that a kill here leaves the old log or the new one
         return kept[-1]["batch"] if kept else 0
 
@@ -76,6 +80,11 @@ class RunLog:
         self._file.write(to_line(record) + "\n")
         self._file.flush()
         self._last_batch = batch
+
+    def sync(self) -> None:
+        """Force the lines so far to disk, so that they outlive a power cut; a kill alone takes nothing away."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         if self._file is not None:

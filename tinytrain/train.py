@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +19,12 @@ from tinytrain.device import device_of, memory_bytes
 from tinytrain.generators import TorchStates, all_states, keep_generators, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
-from tinytrain.optimizer import build_adamw, load_optimizer_state, optimizer_state
+from tinytrain.optimizer import build_adamw, check_optimizer_state, load_optimizer_state, optimizer_state
 from tinytrain.precision import DTYPES, Precision, check_float32
 from tinytrain.runlog import RunLog
 from tinytrain.schedule import check_schedule, warmup_cosine
 from tinytrain.step import Batch, Evaluation, StepReport, evaluate, train_step
-from tinytrain.weights import load_model_state, unwrap
+from tinytrain.weights import check_model_state, load_model_state, unwrap
 
 __all__ = [
     "Batch",
@@ -42,6 +42,7 @@ __all__ = [
 
 CHECKPOINTS = "checkpoints"
 """folder of the checkpoints, inside that of the run"""
+FULL_STATE = ("model", "optimizer", "precision", "generators", "counters", "settings", "best_loss")
 COUNTERS = ("step", "batch", "tokens_seen", "skipped_steps", "skipped_in_a_row")
 NOT_OF_THE_CURVE = {
     "out", "eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep", "save_in_background"
@@ -105,7 +106,7 @@ class TrainConfig:
 
     def lr(self, step: int) -> float:
         """The learning rate of the update that follows ``step`` completed updates."""
-        return warmup_cosine(step, **self._schedule())
+        return float(warmup_cosine(step, **self._schedule()))
 
 
 class Data(Protocol):
@@ -169,6 +170,8 @@ class Trainer:
         self._log: RunLog | None = None
         self._best_loss = math.inf
         self._saved_batch = 0
+        self._generators: dict[str, Any] | None = None
+        self._fingerprint: dict[str, Any] | None = None
         self._store: Checkpointer | None = None
         if config.out is not None and (config.checkpoint_every or config.weights_every):
             self._store = Checkpointer(
@@ -177,8 +180,12 @@ class Trainer:
 
     def fit(self) -> FitReport:
         """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
+        self._refuse_a_folder_of_another_run()
         if not self.model.training:
             self.model.train()
+        if self._generators is not None:  # once more, for whatever was drawn since resume
+            restore_all(self._generators)
+            self._generators = None
         with ExitStack() as stack:
             if self.config.out is not None:
                 self._log = stack.enter_context(RunLog(self.config.out, after=self.batch))
@@ -197,6 +204,7 @@ class Trainer:
         while self.step < self.config.total_steps:
             record = self._one_batch()
             wants = [callback(record) for callback in self.callbacks]
+            self._save_if_due(record)  # behind the callbacks: what they drew belongs to the state
             if interrupt.requested or False in wants:
                 return FitReport(self.step, "interrupt" if interrupt.requested else "callback", record)
         return FitReport(self.step, None, record)
@@ -227,7 +235,6 @@ class Trainer:
             record["eval_loss"] = evaluate(self.model, self._validation_batches(), precision=self.precision).loss
         if self._log is not None:
             self._log.write(record)
-        self._save_if_due(report, record)
         self._give_up_if_stuck(report, record.get("where", ""))
         return record
 
@@ -238,23 +245,29 @@ class Trainer:
         continues as if it had never stopped. Lines of the log after the checkpoint are dropped, for they are made
         again.
 
-        Raises ``CheckpointError`` if there is no whole checkpoint, or if it belongs to another model or to a run whose
-        settings differ in what changes the curve; ``override`` names settings that may differ.
+        Raises ``CheckpointError``, with nothing changed, if there is no whole checkpoint, or if it belongs to another
+        model or to a run whose settings differ in what changes the curve; ``override`` names settings that may differ.
         """
         if self._store is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
         checkpoint, state = self._store.load()
+        if missing := sorted({*FULL_STATE} - set(state)):
+            raise CheckpointError(f"{checkpoint.folder} was not saved by a Trainer: it has no {', '.join(missing)}")
         self._require_same_run(checkpoint, state["settings"], override)
-        try:
-            load_model_state(self.model, state["model"], source=str(checkpoint.folder))
-            load_optimizer_state(self.optimizer, unwrap(self.model), state["optimizer"])
+        bare = unwrap(self.model)
+        try:  # everything is checked before anything is loaded
+            check_model_state(bare, state["model"], source=str(checkpoint.folder))
+            check_optimizer_state(self.optimizer, bare, state["optimizer"])
             self.precision.load_state_dict(state["precision"])
         except ValueError as error:
-            raise CheckpointError(str(error)) from error
+            raise CheckpointError(f"{checkpoint.folder} does not fit: {error}") from error
+        load_model_state(bare, state["model"])
+        load_optimizer_state(self.optimizer, bare, state["optimizer"])
         for name in COUNTERS:
             setattr(self, name, state["counters"][name])
         self._best_loss, self._saved_batch = state["best_loss"], self.batch
-        restore_all(state["generators"])
+        self._generators = state["generators"]
+        restore_all(self._generators)
         return checkpoint
 
     def _require_same_run(self, checkpoint: Checkpoint, saved: dict[str, Any], override: Collection[str]) -> None:
@@ -272,15 +285,26 @@ class Trainer:
             )
 
     def _settings(self) -> dict[str, Any]:
-        """What decides the curve, apart from the model: compared when a run is resumed."""
+        """What decides the curve and does not show in the weights' names and shapes; compared when a run is resumed."""
         config = {name: value for name, value in asdict(self.config).items() if name not in NOT_OF_THE_CURVE}
-        data = self.data.fingerprint() if hasattr(self.data, "fingerprint") else {}
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in config.items()} | {
-            f"data.{name}": value for name, value in data.items()
-        }
+        sizes = getattr(unwrap(self.model), "config", None)
+        parts = {"model": asdict(sizes) if is_dataclass(sizes) and not isinstance(sizes, type) else {}}
+        if self._fingerprint is None:  # once a run: it reads the whole text
+            self._fingerprint = self.data.fingerprint() if hasattr(self.data, "fingerprint") else {}
+        parts["data"] = self._fingerprint
+        named = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+        settings = config | {"optimizer": type(self.optimizer).__name__} | named
+        return {name: _plain(value) for name, value in settings.items()}
 
-    def _save_if_due(self, report: StepReport, record: dict[str, Any]) -> None:
-        if self._store is None or report.skipped:
+    def _refuse_a_folder_of_another_run(self) -> None:
+        if self.batch == 0 and self._store is not None and (earlier := self._store.all()):
+            raise CheckpointError(
+                f"{self._store.folder} holds checkpoints of an earlier run, the newest of update {earlier[-1].step}. "
+                f"Resume that run, choose another folder, or move them away"
+            )
+
+    def _save_if_due(self, record: dict[str, Any]) -> None:
+        if self._store is None or record["skipped"]:
             return
         full, weights = self.config.checkpoint_every, self.config.weights_every
         if record.get("eval_loss", math.nan) < self._best_loss:  # NaN is less than nothing
@@ -293,6 +317,7 @@ class Trainer:
 
     def _save(self, *, full: bool, best: bool = False) -> None:
         assert self._store is not None
+        settings = self._settings()
         counters = {name: getattr(self, name) for name in COUNTERS}
         state: dict[str, Any] = {"model": unwrap(self.model).state_dict(), "counters": counters}
         if full:
@@ -300,11 +325,13 @@ class Trainer:
                 "optimizer": optimizer_state(self.optimizer, unwrap(self.model)),
                 "precision": self.precision.state_dict(),
                 "generators": all_states(),
-                "settings": self._settings(),
+                "settings": settings,
                 "best_loss": self._best_loss,
             }
             self._saved_batch = self.batch
-        facts = {"batch": self.batch, "eval_loss": self._best_loss if best else None, "settings": self._settings()}
+            if self._log is not None:
+                self._log.sync()  # first, so that no checkpoint is ahead of the log
+        facts = {"batch": self.batch, "eval_loss": self._best_loss if best else None, "settings": settings}
         self._store.save(state, step=self.step, full=full, best=best, **facts)
 
     def _micro_batches(self) -> Sequence[Batch]:
@@ -367,8 +394,20 @@ class Trainer:
             )
 
 
+def _plain(value: Any) -> Any:
+    """A setting as a checkpoint can hold it: NumPy's and torch's numbers as Python's, tuples as lists."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return value.item()
+    return value if value is None or type(value) in (bool, int, float, str) else str(value)
+
+
 def padding_share(micro_batches: Sequence[Batch]) -> float:
-    """Share of positions that carry no token, 0 to 1, by the batches' ``attention_mask``; 0 where there is none."""
+    """Share of positions that carry no token, 0 to 1: where ``attention_mask`` is 0, or ``doc_ids`` below 0."""
     positions = sum(batch["input_ids"].numel() for batch in micro_batches)
     padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
+    padded += sum(int((batch["doc_ids"] < 0).sum()) for batch in micro_batches if "doc_ids" in batch)
     return padded / positions if positions else 0.0

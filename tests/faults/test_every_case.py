@@ -1,7 +1,7 @@
 """Every fault case that this project knows has a test here, and every test here names a case of the list.
 
-A case's test is a top-level function of a file in this folder whose name begins with ``test_<id>_``. Groups H
-(checkpoints) and I (several processes) join the list with the parts they are about.
+A case's test is a top-level function of a file in this folder whose name begins with ``test_<id>_``. Group I
+(several processes) joins the list with the part it is about.
 """
 
 import ast
@@ -51,6 +51,16 @@ CASES = {
     "G04": "rows that depend on the worker",
     "G06": "an id outside the vocabulary",
     "G07": "a text in another encoding",
+    "H01": "generator states that a safe load refuses",
+    "H02": "rows repeated and lost after a stop in mid-epoch",
+    "H03": "generators moved between their restoring and their use",
+    "H05": "an epoch begun again, or left early",
+    "H07": "the only checkpoint destroyed while saving",
+    "H08": "names with a wrapper's prefix",
+    "H10": "the best weights as a live reference",
+    "H11": "the optimizer's count and moments in another type",
+    "H12": "moments that are not restored",
+    "H15": "a model left in eval mode",
     "J01": "a new figure for every update",
     "J02": "a thread's words lost when its cell ends",
     "J04": "clearing takes what came after it",
