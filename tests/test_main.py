@@ -6,12 +6,17 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
+import tinytrain.__main__
+import tinytrain.precision
 from tinytrain.__main__ import ProgressBar, Train, load_options, main, save_options
+from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
-from tinytrain.train import TrainingFailedError
+from tinytrain.train import Trainer, TrainingFailedError
 
 QUICK = ["train", "--steps", "4", "--batch-size", "2", "--eval-rows", "4"]
 
@@ -49,6 +54,11 @@ def test_the_same_seed_trains_the_same_model_and_another_one_does_not(tmp_path, 
         (["--warmup-steps", "5"], "warmup_steps=5 is more than total_steps=4"),
         (["--steps", "0"], "total_steps=0"),
         (["--batch-size", "0"], "batch_size=0"),
+        (["--row-length", "0"], "row_length=0"),
+        (["--eval-rows", "0"], "limit=0"),
+        (["--corpus", ""], "source is empty: name a corpus (shakespeare, three_kingdoms, python)"),
+        (["--prompt", ""], "prompt is empty"),
+        (["--seed", "99999999999999999999999"], "must be at least 0 and less than 2**63"),
         (["--precision", "fp8"], "precision='fp8' is not one of fp32, bf16, fp16"),
         (["--checkpoint-every", "0"], "checkpoint_every=0 must be at least 1"),
     ],
@@ -242,3 +252,67 @@ def test_whatever_ends_a_run_early_takes_one_line(tmp_path, text, capsys, monkey
     assert main([*QUICK, *text, "--out", str(tmp_path / "run")]) == status
     told = capsys.readouterr().err
     assert words in told and told.count("\n") == 1
+
+
+def test_an_out_that_is_a_file_is_refused_and_kept(tmp_path, text, capsys):
+    (tmp_path / "file").write_text("mine")
+    assert main([*QUICK, *text, "--out", str(tmp_path / "file")]) == 1
+    assert "is a file: --out names the folder of the run" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
+    seen = {}
+
+    class Spy(Trainer):
+        def __init__(self, model, data, config, callbacks, *, validation):
+            seen.update(model=model, data=data, config=config, validation=validation)
+            super().__init__(model, data, config, callbacks, validation=validation)
+
+    monkeypatch.setattr(tinytrain.__main__, "Trainer", Spy)
+    options = {
+        "--max-lr": "0.002", "--weight-decay": "0.05", "--dropout": "0.25", "--micro-batch-size": "1",
+        "--eval-every": "3", "--seed": "7", "--row-length": "32", "--warmup-steps": "2", "--precision": "bf16",
+    }  # fmt: skip
+    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+    main([*QUICK, *text, "--out", str(tmp_path / "run"), *(part for pair in options.items() for part in pair)])
+    config, data = seen["config"], seen["data"]
+    assert (config.max_lr, config.weight_decay, config.eval_every, config.warmup_steps) == (0.002, 0.05, 3, 2)
+    assert (config.total_steps, config.precision, config.checkpoint_every) == (4, "bf16", 200)
+    assert (data.batch_size, data.micro_batch_size, data.seed, data.rows.row_length) == (2, 1, 7, 32)
+    assert seen["model"].config == replace(PRESETS["nano"], dropout=0.25)
+    assert sum(len(batch["labels"]) for batch in seen["validation"]) == 4
+
+
+def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):
+    built = []
+    monkeypatch.setattr(tinytrain.__main__, "GPT", lambda config: built.append(GPT(config).state_dict()) or GPT(config))
+    main([*QUICK, *text, "--seed", "7", "--out", str(tmp_path / "run")])
+    torch.manual_seed(7)
+    assert torch.equal(built[0]["tokens.weight"], GPT(PRESETS["nano"]).tokens.weight)
+
+
+def test_a_pattern_chooses_files_of_a_folder(tmp_path, capsys):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("a quick brown fox " * 100)
+    (tmp_path / "texts" / "b.png").write_bytes(b"\x89PNG\0")
+    options = ["--corpus", str(tmp_path / "texts"), "--out", str(tmp_path / "run")]
+    assert main([*QUICK, *options]) == 1
+    assert "b.png: byte 0x89 at offset 0" in capsys.readouterr().err
+    assert main([*QUICK, *options, "--pattern", "*.txt"]) == 0
+
+
+def test_a_model_that_has_diverged_gets_no_sample_and_the_log_is_named(tmp_path, text):
+    command = [sys.executable, "-m", "tinytrain", *QUICK, *text, "--out", str(tmp_path / "run"), "--max-lr", "1e30"]
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}  # as a redirected Windows console has it
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, encoding="cp1252")
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode in (0, 1)
+
+
+def test_a_sample_that_the_terminal_has_no_characters_for_is_no_error(tmp_path, text):
+    command = [sys.executable, "-m", "tinytrain", *QUICK, *text, "--out", str(tmp_path / "run"), "--prompt", "三国"]
+    environment = {**os.environ, "PYTHONIOENCODING": "cp1252"}
+    done = subprocess.run(command, capture_output=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"The log is" in done.stdout

@@ -1,7 +1,9 @@
 import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from tinytrain.runlog import RunLog, read_run
 
@@ -89,3 +91,35 @@ def test_a_series_takes_the_lines_that_have_it(tmp_path):
     assert run.series("eval_loss") == ([2], [3.0])
     with pytest.raises(KeyError, match="no line has both 'nothing' and 'step'"):
         run.series("nothing")
+
+
+def test_numbers_of_numpy_and_torch_become_plain_ones(tmp_path):
+    with RunLog(tmp_path) as log:
+        log.write({"batch": np.int64(1), "loss": np.float32(2.5), "skipped": np.bool_(True), "norm": torch.tensor(1.5)})
+    assert list(read_run(tmp_path)) == [{"batch": 1, "loss": 2.5, "skipped": True, "norm": 1.5}]
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        ({"loss": [1.0]}, r"record\['loss'\] is a list"),
+        ({"loss": torch.ones(2)}, r"record\['loss'\] is a Tensor"),
+        ({"nonfinite": {}}, "is written by the log itself"),
+    ],
+)
+def test_what_no_line_can_hold_is_named_and_leaves_the_log_whole(tmp_path, extra, words):
+    with RunLog(tmp_path) as log:
+        with pytest.raises(TypeError, match=words):
+            log.write({"batch": 1, **extra})
+        log.write({"batch": 1})
+    assert len(read_run(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"[1]", b'{"step": 1}', b'{"batch": 2, "nonfinite": {"x": "abc"}}', b'{"batch": 2, "t": "\xff"}', b'{"batch": 1}'],
+)
+def test_a_line_that_is_no_record_is_named_by_file_and_number(tmp_path, line):
+    (tmp_path / "log.jsonl").write_bytes(b'{"batch": 1}\n' + line + b"\n")
+    with pytest.raises(ValueError, match=r"log\.jsonl, line 2: "):
+        read_run(tmp_path)

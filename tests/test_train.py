@@ -3,18 +3,22 @@ import math
 import os
 import random
 import signal
+import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import tinytrain.train
 from tinytrain.checkpoint import Checkpointer, CheckpointError
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.generators import all_states
 from tinytrain.model import GPT, PRESETS
+from tinytrain.resume import COUNTERS
 from tinytrain.runlog import FIELDS, RunLog, read_run
-from tinytrain.train import COUNTERS, TrainConfig, Trainer, TrainingFailedError, padding_share
+from tinytrain.step import train_step
+from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, padding_share
 from tinytrain.watch.live import LivePlot
 
 CONFIG = TrainConfig(total_steps=6, max_lr=1e-3, warmup_steps=2)
@@ -162,7 +166,7 @@ def state_of(trainer):
             [trainer.optimizer.state.get(p) for p in trainer.model.parameters()],
             trainer.precision.state_dict(),
             [getattr(trainer, name) for name in COUNTERS],
-            trainer._best_loss,
+            trainer.best_loss,
             all_states(),
         )
     )
@@ -418,3 +422,157 @@ def test_skipped_batches_before_a_stop_count_towards_giving_up(data, tmp_path):
     assert [getattr(trainer, name) for name in COUNTERS] == [2, 5, 2 * 8 * 16, 3, 3]
     with pytest.raises(TrainingFailedError, match="5 updates in a row were skipped, since batch 3"):
         trainer.fit()
+
+
+def test_an_update_uses_every_setting_of_the_config(model, data, monkeypatch):
+    seen = {}
+
+    def spy(_model, _batches, optimizer, **options):
+        seen.update(options, groups=optimizer.param_groups)
+        return train_step(_model, _batches, optimizer, **options)
+
+    monkeypatch.setattr(tinytrain.train, "train_step", spy)
+    config = replace(CONFIG, weight_decay=0.03, betas=(0.8, 0.9), eps=1e-5, max_grad_norm=0.7, precision="fp32")
+    Trainer(model, data, config).fit()
+    assert seen["max_grad_norm"] == 0.7
+    assert [group["weight_decay"] for group in seen["groups"]] == [0.03, 0.0]
+    assert all(group["betas"] == (0.8, 0.9) and group["eps"] == 1e-5 for group in seen["groups"])
+
+
+def test_an_optimizer_of_ones_own_is_the_one_that_is_used(model, data):
+    own = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = Trainer(model, data, CONFIG, optimizer=own)
+    trainer.fit()
+    assert trainer.optimizer is own and own.param_groups[0]["lr"] == CONFIG.lr(5)
+
+
+def test_the_minimum_is_a_tenth_also_of_a_maximum_that_is_replaced():
+    config = TrainConfig(total_steps=10, max_lr=1e-3)
+    assert config.lr(10) == pytest.approx(1e-4)
+    assert replace(config, max_lr=1e-1).lr(10) == pytest.approx(1e-2)
+    assert replace(config, max_lr=1e-5).lr(10) == pytest.approx(1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"weight_decay": math.nan}, "weight_decay=nan"),
+        ({"weight_decay": -1.0}, "weight_decay=-1"),
+        ({"betas": (0.9, 1.5)}, "betas="),
+        ({"eps": math.nan}, "eps=nan"),
+        ({"eps": 0.0}, "eps=0"),
+        ({"max_lr": 0.0}, "max_lr=0"),
+        ({"eval_every": 1.5}, "eval_every=1.5"),
+        ({"warmup_steps": 0.5}, "warmup_steps=0.5 must be a whole number"),
+    ],
+)
+def test_settings_that_would_ruin_a_run_are_refused(changed, words):
+    with pytest.raises(ValueError, match=words):
+        replace(CONFIG, **changed)
+
+
+def test_every_callback_is_called_and_only_false_itself_ends_the_run(model, data):
+    calls = {"a": 0, "b": 0, "c": 0}
+
+    def count(name, answer):
+        def callback(record):
+            calls[name] += 1
+            return answer
+
+        return callback
+
+    callbacks = [count("a", 0), count("b", None), count("c", torch.zeros(2))]
+    assert Trainer(model, data, CONFIG, callbacks).fit().stopped_by is None
+    assert calls == {"a": 6, "b": 6, "c": 6}
+
+
+def test_the_evaluation_at_the_end_is_made_and_a_function_may_give_the_batches(model, data, rows):
+    records, calls = [], []
+    config = replace(CONFIG, eval_every=4)
+    validation = lambda: calls.append(1) or rows.batches(8, limit=8)  # noqa: E731
+    Trainer(model, data, config, [records.append], validation=validation).fit()
+    assert [r["step"] for r in records if "eval_loss" in r] == [4, 6]
+    assert len(calls) == 2
+
+
+def test_drawing_validation_batches_at_random_leaves_the_run_as_it_is(data, rows):
+    losses = []
+    for validation in (None, lambda: [rows.stack(torch.randint(0, len(rows), (4,)).tolist())]):
+        torch.manual_seed(0)
+        model = GPT(replace(PRESETS["nano"], dropout=0.2))
+        records = []
+        Trainer(model, data, replace(CONFIG, eval_every=1), [records.append], validation=validation).fit()
+        losses.append([r["loss"] for r in records])
+    assert losses[0] == losses[1]
+
+
+def test_a_loader_as_validation_does_not_move_the_generators(model, data, rows):
+    batches = [row | {} for row in rows.batches(4, limit=8)]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    before = torch.get_rng_state()
+    trainer = Trainer(model, data, CONFIG, validation=loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("validation", "error", "words"),
+    [
+        ([], ValueError, "validation holds no batch"),
+        ([torch.zeros(1, 2)], TypeError, "micro-batch 0 is a Tensor; it must be a dict"),
+        (
+            [{"input_ids": torch.zeros(1, 65).long(), "labels": torch.zeros(1, 65).long()}],
+            ValueError,
+            "row of 65 tokens",
+        ),
+    ],
+)
+def test_a_validation_that_cannot_work_is_found_before_the_first_update(model, data, validation, error, words):
+    trainer = Trainer(model, data, CONFIG, validation=validation)
+    with pytest.raises(error, match=words):
+        trainer.fit()
+    assert trainer.batch == 0
+
+
+def test_an_evaluation_that_fails_takes_no_line_from_the_log(model, data, rows, tmp_path):
+    calls = []
+
+    def fails_once():
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError("the disk is away")
+        return rows.batches(8, limit=8)
+
+    trainer = Trainer(model, data, replace(CONFIG, out=tmp_path, eval_every=2), validation=fails_once)
+    with pytest.raises(OSError, match="the disk is away"):
+        trainer.fit()
+    trainer.fit()
+    assert [r["batch"] for r in read_run(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_fit_goes_on_after_an_error_in_the_first_batch(model, data, tmp_path):
+    broken = [True]
+
+    def source(n):
+        if broken:
+            broken.pop()
+            raise OSError("the disk is away")
+        return data[n]
+
+    trainer = Trainer(model, source, replace(CONFIG, out=tmp_path))
+    with pytest.raises(OSError, match="the disk is away"):
+        trainer.fit()
+    assert trainer.fit().steps == 6
+    assert [r["batch"] for r in read_run(tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_speed_and_waiting_are_measured_from_batch_to_batch(model, data):
+    def slow(n):
+        time.sleep(0.02)
+        return data[n]
+
+    records = []
+    Trainer(model, slow, CONFIG, [records.append]).fit()
+    for r in records:
+        assert r["seconds_data"] >= 0.02
+        assert r["tokens_per_second"] == pytest.approx(r["tokens"] / (r["seconds_data"] + r["seconds_step"]))

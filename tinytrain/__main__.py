@@ -4,6 +4,7 @@
 ``python -m tinytrain resume runs/first``
 """
 
+import io
 import json
 import os
 import shlex
@@ -19,7 +20,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from tinytrain.corpus import _NAMED, Corpus, load_corpus
+from tinytrain.corpus import NAMES, Corpus, load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.device import best_device
 from tinytrain.generate import sample
@@ -41,6 +42,8 @@ class Train:
     """the model: nano, tiny, 27m, 120m, 350m or 7b"""
     corpus: str = "shakespeare"
     """shakespeare, three_kingdoms, python, or the path of a text file or folder"""
+    pattern: str = "*"
+    """which files of a corpus folder are read, such as *.txt"""
     steps: int = 1000
     """updates"""
     batch_size: int = 16
@@ -106,7 +109,7 @@ def resume_command(folder: Path) -> str:
 def save_options(options: Train) -> None:
     """Write ``run.json`` into the run's folder: the old file or the new one is there, never half of one."""
     values = {name: value for name, value in asdict(options).items() if name != "out"}
-    if options.corpus not in _NAMED and Path(options.corpus).exists():  # found again from any other folder
+    if options.corpus not in NAMES and Path(options.corpus).exists():  # found again from any other folder
         values["corpus"] = str(Path(options.corpus).resolve())
     options.out.mkdir(parents=True, exist_ok=True)
     unfinished = options.out / f"{OPTIONS}.unfinished"
@@ -136,12 +139,11 @@ def load_options(folder: Path) -> Train:
 
 
 def _run(options: Train, *, resumed: bool = False, override: Collection[str] = ()) -> FitReport:
-    if options.preset not in PRESETS:
-        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
+    _check(options)
     tokenizer = ByteTokenizer()
-    corpus = load_corpus(options.corpus)
+    corpus = load_corpus(options.corpus, pattern=options.pattern)
     config = replace(PRESETS[options.preset], vocab_size=tokenizer.vocab_size, dropout=options.dropout)
-    row_length = options.row_length or config.max_positions
+    row_length = config.max_positions if options.row_length is None else options.row_length
     if row_length > config.max_positions:
         raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}")
     train_rows, held_out = _rows(corpus, tokenizer, row_length)
@@ -174,8 +176,23 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
         else:
             save_options(options)
         report = trainer.fit()
-    print(sample(model, tokenizer, options.prompt, seed=options.seed))
+    try:
+        print(sample(model, tokenizer, options.prompt, seed=options.seed))
+    except ValueError as error:
+        print(f"No sample: {error}")
     return report
+
+
+def _check(options: Train) -> None:
+    """Refuse before anything is loaded what would fail after it."""
+    if options.preset not in PRESETS:
+        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
+    if not options.prompt:
+        raise ValueError("prompt is empty: give at least one character for the sample at the end")
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"seed={options.seed} must be at least 0 and less than 2**63")
+    if options.out.exists() and not options.out.is_dir():
+        raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
 
 
 def _rows(corpus: Corpus, tokenizer: ByteTokenizer, row_length: int) -> tuple[TokenRows, TokenRows]:
@@ -205,6 +222,8 @@ class ProgressBar:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What a user can mend is told in one line, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a sample may hold characters that a terminal has not
     options = tyro.extras.subcommand_cli_from_dict(
         {"train": Train, "resume": Resume},
         prog="python -m tinytrain",

@@ -82,6 +82,8 @@ def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Co
     Raises ``ValueError`` for text that is empty or not UTF-8 (with file and byte offset) and for a packaged text that
     is not the one this project was measured on; ``FileNotFoundError`` for a path that is not there.
     """
+    if not str(source).strip():
+        raise ValueError(f"source is empty: name a corpus ({', '.join(_NAMED)}), a file or a folder")
     if str(source) not in _NAMED:
         return _read_path(Path(source), pattern)
     try:
@@ -227,3 +229,5 @@ def _require_hash(package: str, files: Iterable[bytes], expected: str) -> None:
 
 
 _NAMED = {"shakespeare": _shakespeare, "three_kingdoms": _three_kingdoms, "python": _python}
+NAMES = tuple(_NAMED)
+"""the corpora that have a name of their own"""

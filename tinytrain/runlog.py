@@ -42,18 +42,18 @@ class RunLog:
     """Writes a run's lines; each is on disk when ``write`` returns. Use it as a context manager.
 
     With ``after=n`` the log in ``folder`` goes on behind the line of batch n: lines behind it, which a resumed run
-    makes again, are dropped, and so is a line that a kill cut off. With ``after=0`` a new log begins, and
+    makes again, are dropped, and so is a line that a kill cut off. Without ``after`` a new log begins, and
     ``FileExistsError`` is raised if there is one already: two runs in one file could not be told apart.
     """
 
     FILE = "log.jsonl"
 
-    def __init__(self, folder: str | Path, *, after: int = 0) -> None:
+    def __init__(self, folder: str | Path, *, after: int | None = None) -> None:
         self.path = Path(folder) / self.FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._last_batch = self._cut_behind(after) if after and self.path.exists() else 0
+        self._last_batch = 0 if after is None or not self.path.exists() else self._cut_behind(after)
         try:
-            self._file: TextIO | None = self.path.open("a" if after else "x", encoding="utf-8", newline="\n")
+            self._file: TextIO | None = self.path.open("x" if after is None else "a", encoding="utf-8", newline="\n")
         except FileExistsError:
             raise FileExistsError(
                 f"{self.path} is the log of an earlier run. Resume that run, choose another folder, or move it away"
@@ -74,8 +74,8 @@ class RunLog:
         """Append one line. ``record["batch"]`` must be larger than that of the line before."""
         if self._file is None:
             raise ValueError(f"{self.path} is closed: a run's log is written inside its with block")
-        batch = record.get("batch")
-        if not isinstance(batch, int) or batch <= self._last_batch:
+        batch = _plain("batch", record.get("batch"))
+        if not isinstance(batch, int) or isinstance(batch, bool) or batch <= self._last_batch:
             raise ValueError(f"{self.path}: batch={batch!r} must be a whole number above {self._last_batch}")
         self._file.write(to_line(record) + "\n")
         self._file.flush()
@@ -99,14 +99,27 @@ class RunLog:
 
 
 def to_line(record: dict[str, Any]) -> str:
-    """One record as one line of valid JSON.
+    """One record as one line of valid JSON; numbers of NumPy and torch become plain ones.
+
+    Raises ``TypeError`` that names what is no number, text, truth value or None.
 
     >>> to_line({"batch": 1, "loss": float("nan")})
     '{"batch": 1, "loss": null, "nonfinite": {"loss": "nan"}}'
     """
-    odd = {key: str(v) for key, v in record.items() if isinstance(v, float) and not math.isfinite(v)}
-    clean = {key: None if key in odd else value for key, value in record.items()}
+    plain = {key: _plain(key, value) for key, value in record.items()}
+    odd = {key: str(v) for key, v in plain.items() if isinstance(v, float) and not math.isfinite(v)}
+    clean = {key: None if key in odd else value for key, value in plain.items()}
     return json.dumps(clean | ({"nonfinite": odd} if odd else {}), allow_nan=False)
+
+
+def _plain(key: str, value: Any) -> Any:
+    if key == "nonfinite":
+        raise TypeError('record["nonfinite"] is written by the log itself, for numbers that are not finite')
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        value = value.item()
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(f"record[{key!r}] is a {type(value).__name__}; a log line holds numbers, text, True, False or None")
 
 
 def from_line(line: str) -> dict[str, Any]:
@@ -116,6 +129,8 @@ def from_line(line: str) -> dict[str, Any]:
     {'batch': 1, 'loss': nan}
     """
     record = json.loads(line)
+    if not isinstance(record, dict) or not isinstance(record.get("batch"), int):
+        raise ValueError('it is no record with a whole number as "batch"')
     for key, text in record.pop("nonfinite", {}).items():
         record[key] = float(text)
     return record
@@ -150,11 +165,13 @@ def read_run(folder: str | Path) -> Run:
     path = Path(folder) / RunLog.FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no log there; a run writes it when TrainConfig.out is set")
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1]  # behind the last newline: nothing, or a cut-off line
-    records = []
+    lines = path.read_bytes().split(b"\n")[:-1]  # behind the last newline: nothing, or a cut-off line
+    records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
-            records.append(from_line(line))
-        except (json.JSONDecodeError, AttributeError) as error:
+            records.append(from_line(line.decode("utf-8")))
+        except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"{path}, line {number}: not a line of this log ({error})") from None
+        if number > 1 and records[-1]["batch"] <= records[-2]["batch"]:
+            raise ValueError(f"{path}, line {number}: batch {records[-1]['batch']} follows {records[-2]['batch']}")
     return Run(Path(folder), records)

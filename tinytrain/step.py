@@ -94,6 +94,8 @@ def check_micro_batches(micro_batches: Sequence[Batch]) -> None:
     if not micro_batches:
         raise ValueError("micro_batches is empty: an update needs at least one micro-batch")
     for number, batch in enumerate(micro_batches):
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"micro-batch {number} is a {type(batch).__name__}; it must be a dict of tensors")
         if missing := {"input_ids", "labels"} - set(batch):
             raise ValueError(f"micro-batch {number} has no {' and no '.join(sorted(missing))}, only {sorted(batch)}")
 

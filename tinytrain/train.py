@@ -1,13 +1,13 @@
-"""A run: the loop around the training step, its config, its log and its callbacks.
+"""A run: the loop around the training step, its log, its callbacks and its checkpoints.
 
 ``train_step`` and ``evaluate`` live in ``step.py`` and can be imported from here as well.
 """
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,16 +15,16 @@ import torch
 from torch import nn
 
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from tinytrain.config import TrainConfig
 from tinytrain.device import device_of, memory_bytes
-from tinytrain.generators import TorchStates, all_states, keep_generators, restore_all, torch_states
+from tinytrain.generators import TorchStates, keep_generators, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
-from tinytrain.optimizer import build_adamw, check_optimizer_state, load_optimizer_state, optimizer_state
-from tinytrain.precision import DTYPES, Precision, check_float32
+from tinytrain.optimizer import build_adamw
+from tinytrain.precision import Precision, check_float32
+from tinytrain.resume import restore, settings_of, state_of
 from tinytrain.runlog import RunLog
-from tinytrain.schedule import check_schedule, warmup_cosine
-from tinytrain.step import Batch, Evaluation, StepReport, evaluate, train_step
-from tinytrain.weights import check_model_state, load_model_state, unwrap
+from tinytrain.step import Batch, Evaluation, StepReport, check_micro_batches, evaluate, train_step
 
 __all__ = [
     "Batch",
@@ -42,71 +42,6 @@ __all__ = [
 
 CHECKPOINTS = "checkpoints"
 """folder of the checkpoints, inside that of the run"""
-FULL_STATE = ("model", "optimizer", "precision", "generators", "counters", "settings", "best_loss")
-COUNTERS = ("step", "batch", "tokens_seen", "skipped_steps", "skipped_in_a_row")
-NOT_OF_THE_CURVE = {
-    "out", "eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep", "save_in_background"
-}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainConfig:
-    """How a run is trained. Every field is checked when the config is made."""
-
-    total_steps: int
-    """updates in the run"""
-    max_lr: float
-    """learning rate at the end of the warmup"""
-    min_lr: float | None = None
-    """learning rate from the end of the run on; a tenth of max_lr if None"""
-    warmup_steps: int = 0
-    """updates until max_lr is reached"""
-    weight_decay: float = 0.1
-    """share of each matrix removed per unit of lr"""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's memory of the gradient and of its square"""
-    eps: float = 1e-8
-    """AdamW's floor under the root of the second moment"""
-    max_grad_norm: float = 1.0
-    """bound on the 2-norm of the whole gradient"""
-    precision: str = "fp32"
-    """width of the forward pass: "fp32", "bf16" or "fp16"; weights stay float32"""
-    eval_every: int | None = None
-    """updates between two evaluations; None: only after the last"""
-    max_skipped_in_a_row: int = 20
-    """skipped updates in a row that end the run with an error"""
-    out: str | Path | None = None
-    """folder of the run: its log, and its checkpoints; None: nothing is written"""
-    checkpoint_every: int | None = None
-    """updates between two checkpoints that a run can be resumed from; None: no checkpoints"""
-    weights_every: int | None = None
-    """updates between two checkpoints of the weights alone"""
-    keep: int = 2
-    """newest checkpoints of each kind that stay; the best one stays as well"""
-    save_in_background: bool = False
-    """True: training goes on while a checkpoint is written; costs the memory of one copy"""
-
-    def __post_init__(self) -> None:
-        if self.min_lr is None:
-            object.__setattr__(self, "min_lr", self.max_lr / 10)
-        check_schedule(**self._schedule())
-        for name in ("eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"TrainConfig.{name}={value} must be at least 1")
-        if self.precision not in DTYPES:
-            raise ValueError(f"TrainConfig.precision={self.precision!r} is not one of {', '.join(DTYPES)}")
-        if self.out is None and (self.checkpoint_every or self.weights_every):
-            raise ValueError("TrainConfig.checkpoint_every and weights_every need a folder: set TrainConfig.out")
-        if not self.max_grad_norm > 0:
-            raise ValueError(f"TrainConfig.max_grad_norm={self.max_grad_norm} must be more than 0 (math.inf: no limit)")
-
-    def _schedule(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("max_lr", "min_lr", "warmup_steps", "total_steps")}
-
-    def lr(self, step: int) -> float:
-        """The learning rate of the update that follows ``step`` completed updates."""
-        return float(warmup_cosine(step, **self._schedule()))
 
 
 class Data(Protocol):
@@ -144,7 +79,8 @@ class Trainer:
     returns them. ``callbacks`` are called with each line of the log. The model is trained where it is: move it to a
     device first.
 
-    After an interrupt, a Stop or an error, ``fit`` may be called again and goes on with the next batch.
+    After an interrupt or a Stop, ``fit`` may be called again and goes on with the next batch; after an error in the
+    data or in a step, with the same one.
     """
 
     def __init__(
@@ -157,7 +93,7 @@ class Trainer:
         validation: Sequence[Batch] | Callable[[], Iterable[Batch]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        if validation is not None and not callable(validation) and iter(validation) is validation:
+        if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
         self.model, self.data, self.config = model, data, config
         self.callbacks, self.validation = tuple(callbacks), validation
@@ -168,7 +104,7 @@ class Trainer:
         self.precision = Precision(config.precision)
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
         self._log: RunLog | None = None
-        self._best_loss = math.inf
+        self.best_loss = math.inf
         self._saved_batch = 0
         self._generators: dict[str, Any] | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -181,6 +117,7 @@ class Trainer:
     def fit(self) -> FitReport:
         """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
         self._refuse_a_folder_of_another_run()
+        self._try_validation()
         if not self.model.training:
             self.model.train()
         if self._generators is not None:  # once more, for whatever was drawn since resume
@@ -188,7 +125,8 @@ class Trainer:
             self._generators = None
         with ExitStack() as stack:
             if self.config.out is not None:
-                self._log = stack.enter_context(RunLog(self.config.out, after=self.batch))
+                mine = self._log is not None or self.batch > 0
+                self._log = stack.enter_context(RunLog(self.config.out, after=self.batch if mine else None))
             if self._store is not None:
                 stack.enter_context(self._store)
             report = self._loop(stack.enter_context(deferred_interrupt()))
@@ -205,7 +143,7 @@ class Trainer:
             record = self._one_batch()
             wants = [callback(record) for callback in self.callbacks]
             self._save_if_due(record)  # behind the callbacks: what they drew belongs to the state
-            if interrupt.requested or False in wants:
+            if interrupt.requested or any(want is False for want in wants):
                 return FitReport(self.step, "interrupt" if interrupt.requested else "callback", record)
         return FitReport(self.step, None, record)
 
@@ -231,10 +169,12 @@ class Trainer:
         }
         if report.skipped and report.tokens:
             record["where"] = self._where_it_broke(micro_batches, draws, report.scale)
-        if self._evaluation_is_due(report):
-            record["eval_loss"] = evaluate(self.model, self._validation_batches(), precision=self.precision).loss
-        if self._log is not None:
-            self._log.write(record)
+        try:
+            if self._evaluation_is_due(report):
+                record["eval_loss"] = self._evaluate()
+        finally:  # the update was made, whatever becomes of its evaluation
+            if self._log is not None:
+                self._log.write(record)
         self._give_up_if_stuck(report, record.get("where", ""))
         return record
 
@@ -251,50 +191,9 @@ class Trainer:
         if self._store is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
         checkpoint, state = self._store.load()
-        if missing := sorted({*FULL_STATE} - set(state)):
-            raise CheckpointError(f"{checkpoint.folder} was not saved by a Trainer: it has no {', '.join(missing)}")
-        self._require_same_run(checkpoint, state["settings"], override)
-        bare = unwrap(self.model)
-        try:  # everything is checked before anything is loaded
-            check_model_state(bare, state["model"], source=str(checkpoint.folder))
-            check_optimizer_state(self.optimizer, bare, state["optimizer"])
-            self.precision.load_state_dict(state["precision"])
-        except ValueError as error:
-            raise CheckpointError(f"{checkpoint.folder} does not fit: {error}") from error
-        load_model_state(bare, state["model"])
-        load_optimizer_state(self.optimizer, bare, state["optimizer"])
-        for name in COUNTERS:
-            setattr(self, name, state["counters"][name])
-        self._best_loss, self._saved_batch = state["best_loss"], self.batch
-        self._generators = state["generators"]
-        restore_all(self._generators)
+        restore(self, checkpoint, state, override)
+        self._saved_batch, self._generators = self.batch, state["generators"]
         return checkpoint
-
-    def _require_same_run(self, checkpoint: Checkpoint, saved: dict[str, Any], override: Collection[str]) -> None:
-        here = self._settings()
-        if unknown := sorted(set(override) - set(here)):
-            raise CheckpointError(f"override names {', '.join(unknown)}; settings are {', '.join(here)}")
-        differ = [name for name in sorted(set(here) | set(saved)) if here.get(name) != saved.get(name)]
-        if wrong := [name for name in differ if name not in override]:
-            lines = "\n  ".join(
-                f"{name}: {saved.get(name)!r} in the checkpoint, {here.get(name)!r} now" for name in wrong
-            )
-            raise CheckpointError(
-                f"{checkpoint.folder} is of a run with other settings, and would not continue its curve:\n  {lines}\n"
-                f"Set them as they were, or name those that are meant to differ in override"
-            )
-
-    def _settings(self) -> dict[str, Any]:
-        """What decides the curve and does not show in the weights' names and shapes; compared when a run is resumed."""
-        config = {name: value for name, value in asdict(self.config).items() if name not in NOT_OF_THE_CURVE}
-        sizes = getattr(unwrap(self.model), "config", None)
-        parts = {"model": asdict(sizes) if is_dataclass(sizes) and not isinstance(sizes, type) else {}}
-        if self._fingerprint is None:  # once a run: it reads the whole text
-            self._fingerprint = self.data.fingerprint() if hasattr(self.data, "fingerprint") else {}
-        parts["data"] = self._fingerprint
-        named = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
-        settings = config | {"optimizer": type(self.optimizer).__name__} | named
-        return {name: _plain(value) for name, value in settings.items()}
 
     def _refuse_a_folder_of_another_run(self) -> None:
         if self.batch == 0 and self._store is not None and (earlier := self._store.all()):
@@ -307,8 +206,8 @@ class Trainer:
         if self._store is None or record["skipped"]:
             return
         full, weights = self.config.checkpoint_every, self.config.weights_every
-        if record.get("eval_loss", math.nan) < self._best_loss:  # NaN is less than nothing
-            self._best_loss = record["eval_loss"]
+        if record.get("eval_loss", math.nan) < self.best_loss:  # NaN is less than nothing
+            self.best_loss = record["eval_loss"]
             self._save(full=False, best=True)
         if full is not None and self.step % full == 0:
             self._save(full=True)
@@ -317,21 +216,12 @@ class Trainer:
 
     def _save(self, *, full: bool, best: bool = False) -> None:
         assert self._store is not None
-        settings = self._settings()
-        counters = {name: getattr(self, name) for name in COUNTERS}
-        state: dict[str, Any] = {"model": unwrap(self.model).state_dict(), "counters": counters}
+        state = state_of(self, full=full)
         if full:
-            state |= {
-                "optimizer": optimizer_state(self.optimizer, unwrap(self.model)),
-                "precision": self.precision.state_dict(),
-                "generators": all_states(),
-                "settings": settings,
-                "best_loss": self._best_loss,
-            }
             self._saved_batch = self.batch
             if self._log is not None:
                 self._log.sync()  # first, so that no checkpoint is ahead of the log
-        facts = {"batch": self.batch, "eval_loss": self._best_loss if best else None, "settings": settings}
+        facts = {"batch": self.batch, "eval_loss": self.best_loss if best else None, "settings": settings_of(self)}
         self._store.save(state, step=self.step, full=full, best=best, **facts)
 
     def _micro_batches(self) -> Sequence[Batch]:
@@ -381,8 +271,26 @@ class Trainer:
         every = self.config.eval_every
         return self.step == self.config.total_steps or (every is not None and self.step % every == 0)
 
+    def _evaluate(self) -> float:
+        with keep_generators():  # a function that gives the batches may draw some at random
+            return evaluate(self.model, self._validation_batches(), precision=self.precision).loss
+
     def _validation_batches(self) -> Iterable[Batch]:
         return self.validation() if callable(self.validation) else self.validation or ()
+
+    def _try_validation(self) -> None:
+        """Evaluate the first batch before the first update: what cannot work is found now and not at the end.
+
+        A function is not called, for it may give other batches at each call.
+        """
+        if self.validation is None or callable(self.validation) or self.batch > 0:
+            return
+        with keep_generators():
+            first = next(iter(self.validation), None)
+            if first is None:
+                raise ValueError("validation holds no batch: give at least one, or None for no evaluation")
+            check_micro_batches([first])
+            evaluate(self.model, [first], precision=self.precision)
 
     def _give_up_if_stuck(self, report: StepReport, where: str) -> None:
         if self.skipped_in_a_row >= self.config.max_skipped_in_a_row:
@@ -392,17 +300,6 @@ class Trainer:
                 f"{where and f' ({where})'}. The weights are those "
                 f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
-
-
-def _plain(value: Any) -> Any:
-    """A setting as a checkpoint can hold it: NumPy's and torch's numbers as Python's, tuples as lists."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    if isinstance(value, dict):
-        return {str(name): _plain(part) for name, part in value.items()}
-    if hasattr(value, "item") and getattr(value, "shape", None) == ():
-        return value.item()
-    return value if value is None or type(value) in (bool, int, float, str) else str(value)
 
 
 def padding_share(micro_batches: Sequence[Batch]) -> float:

@@ -207,7 +207,7 @@ def test_H10_the_best_weights_are_those_of_their_moment_and_nan_is_never_best(tm
     model, seen = OnPaper(start=30.0, dtype=torch.float32), []
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     note = [lambda record: seen.append(model.weight.item())]
-    Trainer(model, lambda n: [costs(1)], config, note, validation=[costs(1)], optimizer=optimizer).fit()
+    Trainer(model, lambda n: [costs(1)], config, note, validation=lambda: [costs(1)], optimizer=optimizer).fit()
     best = Checkpointer(tmp_path / "checkpoints").best()
     assert (best.step, best.manifest["eval_loss"], best.full) == (3, 2.0, False)
     assert best.read()["model"]["weight"].item() == seen[2] != seen[-1]

@@ -21,6 +21,7 @@ import torch
 from interrupted_run import BATCHES, SKIPPED, fit, lines_of, trainer_in
 
 import tinytrain.precision
+import tinytrain.resume
 import tinytrain.train
 from tinytrain.checkpoint import Checkpointer
 
@@ -163,11 +164,12 @@ def test_killed_at_random_moments_while_it_saves_it_is_still_the_same(undisturbe
 
 
 def without_optimizer(monkeypatch):
-    monkeypatch.setattr(tinytrain.train, "load_optimizer_state", lambda *_: None)
+    monkeypatch.setattr(tinytrain.resume, "load_optimizer_state", lambda *_: None)
 
 
 def without_generators(monkeypatch):
-    monkeypatch.setattr(tinytrain.train, "restore_all", lambda _: torch.manual_seed(1))
+    for module in (tinytrain.resume, tinytrain.train):
+        monkeypatch.setattr(module, "restore_all", lambda _: torch.manual_seed(1))
 
 
 def without_scale(monkeypatch):
@@ -175,16 +177,16 @@ def without_scale(monkeypatch):
 
 
 def without_weights(monkeypatch):
-    monkeypatch.setattr(tinytrain.train, "load_model_state", lambda *_: None)
+    monkeypatch.setattr(tinytrain.resume, "load_model_state", lambda *_: None)
 
 
 def without_step(monkeypatch):
-    monkeypatch.setattr(tinytrain.train, "COUNTERS", tuple(set(tinytrain.train.COUNTERS) - {"step"}))
+    monkeypatch.setattr(tinytrain.resume, "COUNTERS", tuple(set(tinytrain.resume.COUNTERS) - {"step"}))
 
 
 def without_batch(monkeypatch):
     """The data begin again: the log is refused, for two lines of one batch cannot stand in it."""
-    monkeypatch.setattr(tinytrain.train, "COUNTERS", tuple(set(tinytrain.train.COUNTERS) - {"batch"}))
+    monkeypatch.setattr(tinytrain.resume, "COUNTERS", tuple(set(tinytrain.resume.COUNTERS) - {"batch"}))
     monkeypatch.setattr(tinytrain.train.Trainer, "_refuse_a_folder_of_another_run", lambda self: None)
 
 

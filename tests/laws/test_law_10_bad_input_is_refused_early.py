@@ -4,20 +4,36 @@ Each message names the thing, the place, the value and the cure. Early means bef
 after an hour on a bad token has lost the hour.
 """
 
+import warnings
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tinytrain.corpus import load_corpus
-from tinytrain.data import TokenRows
+from tinytrain.data import RowBatches, TokenRows
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS
 from tinytrain.schedule import warmup_cosine
-from tinytrain.train import TrainConfig
+from tinytrain.train import TrainConfig, Trainer
 
 
 def file_of(folder, name, content):
     (folder / name).write_bytes(content)
     return folder / name
+
+
+def saved(folder, spoil=lambda path: None, **changes):
+    """A run of two updates with a checkpoint, which ``spoil`` may damage; then a trainer that wants to resume it."""
+    rows = TokenRows(torch.arange(200), 16, vocab_size=256)
+    config = {"total_steps": 2, "max_lr": 1e-3, "out": folder / "run", "checkpoint_every": 2}
+    Trainer(GPT(PRESETS["nano"]), RowBatches(rows=rows, batch_size=4), TrainConfig(**config)).fit()
+    spoil(folder / "run" / "checkpoints" / "step_00000002" / "state.pt")
+    model = GPT(replace(PRESETS["nano"], n_layers=changes.pop("n_layers", 2)))
+    trainer = Trainer(model, RowBatches(rows=rows, batch_size=4), TrainConfig(**(config | changes)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the damaged one is named in a warning as well
+        trainer.resume()
 
 
 CASES = {
@@ -60,6 +76,18 @@ CASES = {
     "a negative label that is not -100": (
         lambda folder: cross_entropy(torch.zeros(1, 2, 5), torch.tensor([[3, -1]])),
         ["label -1", "position [0, 1]", "0..4", "-100", "ignore_index"],
+    ),
+    "a checkpoint of another model": (
+        lambda folder: saved(folder, n_layers=3),
+        ["step_00000002", "model.n_layers", "2 in the checkpoint, 3 now"],
+    ),
+    "a checkpoint of a run with another learning rate": (
+        lambda folder: saved(folder, max_lr=2e-3),
+        ["step_00000002", "max_lr", "0.001 in the checkpoint, 0.002 now", "override"],
+    ),
+    "a checkpoint that was cut off": (
+        lambda folder: saved(folder, lambda path: path.write_bytes(path.read_bytes()[:-1])),
+        ["state.pt", "damaged", "checksum", "no whole checkpoint to resume from"],
     ),
 }
 
