@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tinytrain.batches import collate, pack
-from tinytrain.forward import forward_logits, logits_of
+from tinytrain.forward import fitted, forward_logits, logits_of
 from tinytrain.model import GPT, PRESETS
 
 LOGITS = torch.ones(1, 2, 3)
@@ -176,3 +176,15 @@ def test_the_signature_is_read_once_and_no_model_is_kept_alive(monkeypatch):
     del model
     gc.collect()
     assert gone() is None
+
+
+def test_a_batch_can_be_fitted_on_the_cpu_before_it_leaves():
+    class Plain(nn.Module):
+        def forward(self, input_ids, position_ids=None):
+            return LOGITS
+
+    mask = torch.tensor([[1, 1, 0]])
+    batch = {"input_ids": mask, "labels": mask, "positions": mask, "attention_mask": mask}
+    assert set(fitted(Plain(), batch)) == {"input_ids", "labels", "position_ids"}
+    moved = {name: tensor.to("meta") for name, tensor in fitted(Plain(), batch).items()}
+    assert forward_logits(Plain(), moved) is LOGITS  # off the CPU nothing has to be looked at any more

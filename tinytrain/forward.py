@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from tinytrain.weights import unwrap
 
+KEPT = ("input_ids", "labels")
 _TAKEN: "WeakKeyDictionary[Callable[..., Any], tuple[frozenset[str], bool]]" = WeakKeyDictionary()
 
 
@@ -25,8 +26,18 @@ def forward_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     Raises ``ValueError`` for what the model does not take. ``**kwargs`` take any name but ``positions`` and
     ``doc_ids``: in a model that overlooks one of those, packed documents would see each other, and no error say so.
     """
-    extras = {name: value for name, value in batch.items() if name not in ("input_ids", "labels")}
-    return logits_of(model(batch["input_ids"], **(_taken(model, extras) if extras else extras)))
+    extras = {name: value for name, value in fitted(model, batch).items() if name not in KEPT}
+    return logits_of(model(batch["input_ids"], **extras))
+
+
+def fitted(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The batch under the model's own names, without a mask that the model neither takes nor needs.
+
+    On a batch that is still on the CPU this waits for no device. Raises as ``forward_logits`` does.
+    """
+    kept = {name: value for name, value in batch.items() if name in KEPT}
+    extras = {name: value for name, value in batch.items() if name not in KEPT}
+    return kept | _taken(model, extras) if extras else kept
 
 
 def _taken(model: nn.Module, extras: dict[str, Tensor]) -> dict[str, Tensor]:

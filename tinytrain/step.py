@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tinytrain.device import device_of, to_device
-from tinytrain.forward import forward_logits
+from tinytrain.forward import fitted, forward_logits
 from tinytrain.loss import check_labels, count_targets, cross_entropy, unchecked_loss_sum
 from tinytrain.observe import observing
 from tinytrain.precision import Precision
@@ -110,7 +110,7 @@ def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
     leaves_the_cpu = device.type != "cpu" and labels.device.type == "cpu"
     if leaves_the_cpu and (vocab_size := getattr(getattr(model, "config", None), "vocab_size", None)):
         check_ids(batch["input_ids"], vocab_size)
-    batch = to_device(batch, device)
+    batch = to_device(fitted(model, batch), device)
     with precision.autocast(device):
         logits = forward_logits(model, batch)
     if leaves_the_cpu:
