@@ -150,14 +150,21 @@ def killed(folder, precision, kills, seed):
     return folder, found
 
 
+def ends_as(undisturbed, folder):
+    """The run in ``folder`` has the log and the final weights of the undisturbed one."""
+    assert same(lines_of(folder), undisturbed["log"]), folder
+    _, state = Checkpointer(folder / "checkpoints").load()
+    weights = {name.removeprefix("weight "): t for name, t in undisturbed.items() if name.startswith("weight ")}
+    assert weights
+    for name, tensor in weights.items():
+        assert torch.equal(state["model"][name], tensor), f"{folder}: {name}"
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_killed_at_random_moments_while_it_saves_it_is_still_the_same(undisturbed, tmp_path):
-    folder, found = killed(tmp_path / "run", "fp16", kills=2, seed=1)
+    folder, found = killed(tmp_path / "run", "fp16", kills=5, seed=1)
     print("in the folder after each kill:", *found, sep="\n  ")
-    assert same(lines_of(folder), undisturbed["fp16"]["log"])
-    _, state = Checkpointer(folder / "checkpoints").load()
-    for name, tensor in undisturbed["fp16"].items():
-        assert not name.startswith("weight ") or torch.equal(state["model"][name.removeprefix("weight ")], tensor), name
+    ends_as(undisturbed["fp16"], folder)
 
 
 # What a checkpoint needs: without any of its parts the run takes another course
@@ -232,6 +239,6 @@ def test_fifty_kills_change_nothing(undisturbed, tmp_path):
     for number in range(10):
         folder, found = killed(tmp_path / str(number), "fp16", kills=5, seed=200 + number)
         half_written += sum(any(name.startswith(("unfinished", "replaced")) for name in names) for names in found)
-        assert same(lines_of(folder), undisturbed["fp16"]["log"]), number
+        ends_as(undisturbed["fp16"], folder)
     print(f"50 kills, {half_written} of them in the middle of a save; every run ended as the undisturbed one")
     assert half_written
