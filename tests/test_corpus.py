@@ -150,6 +150,13 @@ def test_splits_that_leave_a_side_empty_are_refused():
         corpus_of("abc").split(0.5, by="page")
 
 
+def test_one_book_among_notes_is_split_by_position_and_not_left_out():
+    corpus = corpus_of("book " * 10_000, *(f"note {i}" for i in range(9)))
+    train, validation = corpus.split(0.1)
+    assert len(validation.text) / len(corpus.text) == pytest.approx(0.1, abs=0.01)
+    assert "book" in train.text and "book" in validation.text
+
+
 def test_a_corpus_without_text_is_refused():
     with pytest.raises(ValueError, match="corpus 'test' holds no text"):
         corpus_of(" ", "\n")

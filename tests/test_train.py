@@ -85,6 +85,10 @@ def test_an_interrupt_ends_the_run_between_two_updates(model, data, capsys):
     assert "stopped by interrupt at step 3" in capsys.readouterr().out
 
 
+def test_a_stop_in_the_last_update_is_the_runs_own_end(model, data):
+    assert Trainer(model, data, CONFIG, [lambda record: record["step"] != 6]).fit().stopped_by is None
+
+
 def test_a_list_or_a_function_serves_as_data(model, data):
     batches = [data[n] for n in range(6)]
     losses = []

@@ -52,11 +52,12 @@ class Corpus:
 
         ``by="document"`` holds out whole documents, chosen by ``seed``; texts that are equal to the letter stay on
         one side. ``by="position"`` holds out the end of the text. Without ``by``, documents are held out where there
-        are at least ten of them. ``validation_fraction`` is a share of characters, more than 0 and less than 1.
+        are at least ten and they add up to between half and twice the share that is asked for. ``validation_fraction`` is a share of characters, more than 0 and less than 1.
         """
         if not 0.0 < validation_fraction < 1.0:
             raise ValueError(f"validation_fraction={validation_fraction} must be more than 0 and less than 1")
-        by = by or ("document" if len(self.documents) >= 10 else "position")
+        if by is None:
+            by = "document" if self._parts_well(validation_fraction, seed) else "position"
         if by not in ("document", "position"):
             raise ValueError(f"by={by!r} is neither 'document' nor 'position'")
         divide = _split_documents if by == "document" else _split_position
@@ -69,6 +70,12 @@ class Corpus:
                     f"position (equal documents stay together)"
                 )
         return Corpus(f"{self.name} (training)", tuple(train)), Corpus(f"{self.name} (validation)", tuple(validation))
+
+    def _parts_well(self, fraction: float, seed: int) -> bool:
+        if len(self.documents) < 10:
+            return False
+        held = sum(len(document.text) for document in _split_documents(self, fraction, seed)[1])
+        return 0.5 * fraction <= held / sum(len(document.text) for document in self.documents) <= 2.0 * fraction
 
 
 def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Corpus:

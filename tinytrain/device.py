@@ -27,7 +27,8 @@ def device_of(model: nn.Module) -> torch.device:
 
 def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """The same batch with its tensors on ``device``; from pinned memory the copy does not wait."""
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    ahead = device.type != "cpu"  # a copy back to the CPU must be complete before it is read
+    return {name: tensor.to(device, non_blocking=ahead) for name, tensor in batch.items()}
 
 
 def memory_bytes(device: torch.device) -> int:

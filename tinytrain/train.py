@@ -143,7 +143,7 @@ class Trainer:
             record = self._one_batch()
             wants = [callback(record) for callback in self.callbacks]
             self._save_if_due(record)  # behind the callbacks: what they drew belongs to the state
-            if interrupt.requested or any(want is False for want in wants):
+            if self.step < self.config.total_steps and (interrupt.requested or any(want is False for want in wants)):
                 return FitReport(self.step, "interrupt" if interrupt.requested else "callback", record)
         return FitReport(self.step, None, record)
 
