@@ -52,7 +52,8 @@ class Corpus:
 
         ``by="document"`` holds out whole documents, chosen by ``seed``; texts that are equal to the letter stay on
         one side. ``by="position"`` holds out the end of the text. Without ``by``, documents are held out where there
-        are at least ten and they add up to between half and twice the share that is asked for. ``validation_fraction`` is a share of characters, more than 0 and less than 1.
+        are at least ten and they add up to between half and twice the share that is asked for.
+        ``validation_fraction`` is a share of characters, more than 0 and less than 1.
         """
         if not 0.0 < validation_fraction < 1.0:
             raise ValueError(f"validation_fraction={validation_fraction} must be more than 0 and less than 1")
