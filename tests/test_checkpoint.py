@@ -508,4 +508,9 @@ def test_the_manifest_says_what_it_is_in_words(tmp_path):
     filled(tmp_path, [3])
     manifest = json.loads((tmp_path / "step_00000003" / "manifest.json").read_text("utf-8"))
     assert (manifest["step"], manifest["full"], manifest["format"]) == (3, True, 1)
-    assert manifest["torch"] == torch.__version__ and len(manifest["checksum"]) == 32
+    assert manifest["versions"]["torch"] == torch.__version__ and set(manifest["versions"]) == {
+        "python",
+        "torch",
+        "numpy",
+    }
+    assert len(manifest["checksum"]) == 32

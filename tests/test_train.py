@@ -1,4 +1,5 @@
 import copy
+import json
 import math
 import os
 import random
@@ -580,3 +581,12 @@ def test_speed_and_waiting_are_measured_from_batch_to_batch(model, data):
     for r in records:
         assert r["seconds_data"] >= 0.02
         assert r["tokens_per_second"] == pytest.approx(r["tokens"] / (r["seconds_data"] + r["seconds_step"]))
+
+
+def test_a_checkpoints_manifest_says_in_words_where_it_was_made(model, data, tmp_path):
+    trainer = Trainer(model, data, replace(CONFIG, total_steps=9, out=tmp_path, checkpoint_every=9))
+    trainer.fit()
+    manifest = json.loads((tmp_path / "checkpoints" / "step_00000009" / "manifest.json").read_text())
+    assert (manifest["step"], manifest["batch"]) == (9, 9)
+    assert (manifest["epoch"], manifest["batch_in_epoch"]) == divmod(9, data.batches_per_epoch) == (1, 1)
+    assert manifest["settings"]["max_lr"] == CONFIG.max_lr

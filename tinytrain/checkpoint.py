@@ -9,6 +9,7 @@ half a checkpoint under a real name.
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import threading
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -95,7 +97,7 @@ class Checkpointer:
         self.wait()
         check_plain(state)
         target = self.folder / f"{BEST if best else PREFIX}{step:08d}"
-        manifest = {"format": FORMAT, "step": step, "full": full, "torch": torch.__version__, **facts}
+        manifest = {"format": FORMAT, "step": step, "full": full, "versions": library_versions(), **facts}
         manifest = json.loads(json.dumps(manifest))  # as it will be read back, and not changed by anyone meanwhile
         if not self.background:
             self._write(target, state, manifest)
@@ -226,6 +228,11 @@ class Checkpointer:
             _remove(folder)
         for folder in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def library_versions() -> dict[str, str]:
+    """What wrote a checkpoint: Python, torch and NumPy decide its numbers to the last bit."""
+    return {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
 
 
 def check_plain(value: Any, place: str = "state") -> None:

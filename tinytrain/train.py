@@ -221,7 +221,14 @@ class Trainer:
             self._saved_batch = self.batch
             if self._log is not None:
                 self._log.sync()  # first, so that no checkpoint is ahead of the log
-        facts = {"batch": self.batch, "eval_loss": self.best_loss if best else None, "settings": settings_of(self)}
+        epoch, place = self.data.place(self.batch) if hasattr(self.data, "place") else (None, None)
+        facts = {
+            "batch": self.batch,
+            "epoch": epoch,
+            "batch_in_epoch": place,
+            "eval_loss": self.best_loss if best else None,
+            "settings": settings_of(self),
+        }
         self._store.save(state, step=self.step, full=full, best=best, **facts)
 
     def _micro_batches(self) -> Sequence[Batch]:
