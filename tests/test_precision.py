@@ -14,10 +14,7 @@ from tinytrain.step import train_step
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def any_format_is_fast(monkeypatch):
-    """The warning about slow formats depends on the machine; the tests that are about it ask for it."""
-    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+pytestmark = pytest.mark.usefixtures("any_format_is_fast")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from tinytrain.weights import (
     export_weights,
     load_model_state,
     load_weights,
-    plain_name,
     unwrap,
 )
 
@@ -70,12 +69,6 @@ def test_wrappers_are_taken_off_however_they_are_nested(one_process):
 def test_a_part_called_module_is_no_wrapper():
     model = WithAModule()
     assert unwrap(model) is model and unwrap(compiled(model)) is model
-
-
-def test_plain_names():
-    assert plain_name("module.a.weight") == plain_name("_orig_mod.a.weight") == "a.weight"
-    assert plain_name("_orig_mod.module.a.module.b") == "a.module.b"
-    assert plain_name("module") == "module"
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])

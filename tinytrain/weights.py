@@ -21,17 +21,6 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
-def plain_name(name: str) -> str:
-    """A parameter's name without what wrappers put before it.
-
-    >>> plain_name("module._orig_mod.tokens.weight")
-    'tokens.weight'
-    """
-    while name.split(".", 1)[0] in WRAPPERS and "." in name:
-        name = name.split(".", 1)[1]
-    return name
-
-
 def load_model_state(model: nn.Module, state: Mapping[str, Tensor], source: str = "the saved weights") -> None:
     """Copy ``state`` into ``model``; names may carry wrappers' prefixes. Nothing is copied unless everything fits.
 

@@ -28,9 +28,7 @@ from tinytrain.checkpoint import Checkpointer
 HELPER = Path(__file__).with_name("interrupted_run.py")
 
 
-@pytest.fixture(autouse=True)
-def any_format_is_fast(monkeypatch):
-    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+pytestmark = pytest.mark.usefixtures("any_format_is_fast")
 
 
 @pytest.fixture(scope="module")

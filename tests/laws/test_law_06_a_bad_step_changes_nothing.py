@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tinytrain.precision
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
@@ -43,9 +42,7 @@ class PoisonedGPT(GPT):
         return x.masked_fill(poisoned, math.inf)
 
 
-@pytest.fixture(autouse=True)
-def any_format_is_fast(monkeypatch):
-    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+pytestmark = pytest.mark.usefixtures("any_format_is_fast")
 
 
 def poisoned_batch(n):

@@ -18,10 +18,7 @@ from tinytrain.precision import DTYPES, Precision
 from tinytrain.step import train_step
 from tinytrain.train import TrainConfig, Trainer
 
-
-@pytest.fixture(autouse=True)
-def any_format_is_fast(monkeypatch):
-    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+pytestmark = pytest.mark.usefixtures("any_format_is_fast")
 
 
 @pytest.fixture
