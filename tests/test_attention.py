@@ -3,7 +3,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tinytrain.attention import Causal, Documents, Masked, _boundaries, _same_document, attention_for, positions_for
+from tinytrain.attention import (
+    Causal,
+    Documents,
+    Masked,
+    _boundaries,
+    _has_varlen,
+    _same_document,
+    attention_for,
+    positions_for,
+)
 from tinytrain.batches import pack
 from tinytrain.model import GPT, PRESETS
 
@@ -89,6 +98,10 @@ def test_document_ids_alone_are_enough_for_the_model_to_restart_positions(model)
     assert torch.equal(
         model(ids, doc_ids=DOC_IDS), model(ids, doc_ids=DOC_IDS, positions=positions_for(ids, None, DOC_IDS))
     )
+
+
+def test_the_pinned_torch_has_variable_length_attention():
+    assert _has_varlen()
 
 
 def test_dropout_reaches_the_attention_weights():

@@ -8,6 +8,8 @@ which is the subject of notebook 00.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
@@ -44,7 +46,7 @@ class Documents:
 
     A document is a run of equal ids within a row. On a CPU each is a call of its own, on its own slice: what stands
     beside it cannot reach it, and no T × T mask is filled. On a GPU in half precision it is torch's variable-length
-    flash attention, and otherwise a mask.
+    flash attention, where this torch has it, and otherwise a mask.
     """
 
     doc_ids: Tensor
@@ -57,7 +59,7 @@ class Documents:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
         if q.device.type == "cpu":
             return self._one_by_one(q, k, v, dropout)
-        if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0:
+        if q.device.type == "cuda" and q.dtype in (torch.float16, torch.bfloat16) and dropout == 0.0 and _has_varlen():
             return self._flash(q, k, v)
         return Masked(_same_document(self.doc_ids))(q, k, v, dropout)
 
@@ -78,6 +80,12 @@ class Documents:
         ends = _boundaries(self.doc_ids)
         mixed = varlen_attn(*flat, ends, ends, T, T, window_size=(-1, 0))
         return mixed.view(B, T, H, K).transpose(1, 2)
+
+
+@cache
+def _has_varlen() -> bool:
+    """Whether this torch has variable-length attention; the oldest in the package's range do not."""
+    return find_spec("torch.nn.attention.varlen") is not None
 
 
 def attention_for(attention_mask: Tensor | None, doc_ids: Tensor | None) -> Attend:
