@@ -46,3 +46,29 @@ def pytest_report_header(config: pytest.Config) -> str:
             differ.append(f"{name} {installed} (pinned {Requirement(pin).specifier})")
     versions = f"not as pinned: {', '.join(differ)}" if differ else "all versions as pinned"
     return f"tinytrain: budget {os.environ['TINYTRAIN_BUDGET']}, {versions}"
+
+
+@pytest.fixture
+def rows():
+    """63 rows of 16 random tokens."""
+    import torch
+
+    from tinytrain.data import TokenRows
+
+    return TokenRows(torch.randint(0, 256, (1009,), generator=torch.Generator().manual_seed(0)), 16, vocab_size=256)
+
+
+@pytest.fixture
+def data(rows):
+    """The same as batches of 8 rows, in micro-batches of 3."""
+    from tinytrain.data import RowBatches
+
+    return RowBatches(rows=rows, batch_size=8, micro_batch_size=3)
+
+
+@pytest.fixture
+def any_format_is_fast(monkeypatch):
+    """No warning about slow formats: whether there is one depends on the machine."""
+    import tinytrain.precision
+
+    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
