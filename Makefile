@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test unit check format notebooks bench soak clean
+.PHONY: help lab test unit check format notebooks claims bench soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ format: $(STAMP) ## mend what lint can mend
 
 notebooks: $(STAMP) ## run the notebooks and store their outputs (NB=00 for some)
 	$(BIN)/python -m tinytrain.course notebooks $(NB)
+
+claims: $(STAMP) ## build docs/claims.md from what the notebooks stored
+	$(BIN)/python -m tinytrain.course claims
 
 bench: $(STAMP) ## what the Trainer costs over a bare loop
 	$(BIN)/python benchmarks/overhead.py

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tinytrain.runlog import RunLog, read_run
-from tinytrain.watch.plots import plot_curves, plot_matrix, plot_run
+from tinytrain.watch.plots import plot_bars, plot_curves, plot_matrix, plot_paths, plot_run, plot_seeds
 
 
 @pytest.fixture
@@ -78,3 +78,53 @@ def test_a_curve_that_ends_in_nan_or_infinity_keeps_its_label_and_says_so(ax):
     plot_curves(ax, curves, title="", x="", y="")
     assert {text.get_text() for text in ax.texts} == {"sick (1 not finite)", "lost (2 not finite)"}
     assert all(np.isfinite(text.xy[1]) for text in ax.texts)
+
+
+def test_on_a_logarithmic_axis_labels_keep_apart_and_what_has_no_place_is_said(ax):
+    curves = {"a": ([1, 10], [1.0, 100.0]), "b": ([1, 10], [1.0, 101.0]), "c": ([1, 10], [1.0, 0.0])}
+    plot_curves(ax, curves, title="", x="", y="", log_x=True, log_y=True)
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    heights = {text.get_text(): text.xy[1] for text in ax.texts}
+    assert heights["b"] / heights["a"] > 1.2  # 1 % apart would be one on top of the other
+    assert heights["c (1 not above zero)"] == pytest.approx(1.0, rel=0.2)
+
+
+def test_seeds_are_dots_about_the_line_through_their_means(ax):
+    arms = {"one": {1e-3: [1.0, 3.0], 1e-2: [5.0, 5.5]}, "two": {1e-3: [4.0, float("nan")]}}
+    plot_seeds(ax, arms, title="t", x="lr", y="nats", levels={"floor": 0.5})
+    assert ax.get_xscale() == "log"
+    line = next(line for line in ax.lines if len(line.get_xdata()) == 2 and line.get_xdata()[0] != 0)
+    assert line.get_ydata() == pytest.approx([2.0, 5.25])
+    dots = [tuple(dot) for scatter in ax.collections for dot in scatter.get_offsets().tolist() if len(dot) == 2]
+    assert {(1e-3, 1.0), (1e-3, 3.0), (1e-2, 5.0), (1e-2, 5.5), (1e-3, 4.0)} <= set(dots)
+    assert {text.get_text() for text in ax.texts} == {"one", "two (1 not finite)", "floor"}
+
+
+def test_an_arm_whose_runs_are_all_lost_keeps_its_label(ax):
+    plot_seeds(ax, {"lost": {1.0: [float("nan")], 2.0: [float("inf")]}}, title="", x="", y="")
+    assert [text.get_text() for text in ax.texts] == ["lost (2 not finite)"]
+
+
+def test_bars_stand_side_by_side_with_their_heights(ax):
+    plot_bars(ax, {"a": [1.0, 2.0], "b": [3.0, 4.0]}, names=["x", "y"], title="t", x="kind", y="nats")
+    heights = [[bar.get_height() for bar in bars] for bars in ax.containers]
+    assert heights == [[1.0, 2.0], [3.0, 4.0]]
+    assert [text.get_text() for text in ax.texts] == ["1.00", "2.00", "3.00", "4.00"]
+    edges = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bars in ax.containers for bar in bars)
+    assert all(left[1] <= right[0] for left, right in pairwise(edges))
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["x", "y"]
+
+
+def test_many_bars_carry_no_numbers(ax):
+    plot_bars(ax, {"a": range(30)}, names=[str(i) for i in range(30)], title="", x="", y="")
+    assert len(ax.texts) == 0 and ax.get_legend() is None
+
+
+def test_paths_lie_over_contours_with_start_and_end_marked(ax):
+    path = [(0.0, 1.0), (0.5, 0.5), (1.0, 0.0)]
+    plot_paths(ax, lambda X, Y: X**2 + Y**2, {"SGD": path}, x_range=(-1, 1), y_range=(-1, 1), title="t", x="w1", y="w2")
+    walked, start, end = (line.get_xydata().tolist() for line in ax.lines)
+    assert walked == [list(point) for point in path]
+    assert (start, end) == ([[0.0, 1.0]], [[1.0, 0.0]])
+    assert ax.get_legend().get_texts()[0].get_text() == "SGD"
+    assert len(ax.collections) >= 1 and ax.get_xlim() == (-1, 1)

@@ -79,6 +79,27 @@ def test_a_notebook_is_run_and_stored_clean(tmp_path):
     assert "execution" not in stored.cells[0].metadata
 
 
+def test_a_notebook_runs_as_a_recording_without_a_readers_progress_or_widgets(tmp_path):
+    source = """
+    import os
+    from ipywidgets import IntSlider
+    from IPython.display import display
+    display(IntSlider())
+    print(os.environ["TINYTRAIN_RECORD"], repr(os.environ["TINYTRAIN_PROGRESS"]))
+    """
+    path = notebook_of(tmp_path / "a.ipynb", inspect.cleandoc(source))
+    run_notebook(path)
+    (output,) = nbformat.read(path, as_version=4).cells[0].outputs
+    assert output.text == "1 ''\n"
+
+
+def test_a_lesson_gets_its_navigation_when_it_is_run(tmp_path):
+    path = tmp_path / SERIES[4].file
+    notebook_of(path, "1")
+    run_notebook(path)
+    assert [cell.id for cell in nbformat.read(path, as_version=4).cells][1:] == ["nav-top", "nav-bottom"]
+
+
 def test_a_notebook_that_fails_keeps_its_old_outputs(tmp_path):
     path = notebook_of(tmp_path / "a.ipynb", "1 / 0")
     before = path.read_bytes()

@@ -1,8 +1,12 @@
-"""``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map."""
+"""``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map.
+
+``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored.
+"""
 
 import argparse
 from pathlib import Path
 
+from tinytrain.course.claims_page import claims_page
 from tinytrain.course.notebooks import run_all
 from tinytrain.course.series import update_readme
 
@@ -13,12 +17,15 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     notebooks = commands.add_parser("notebooks", help="run notebooks in fresh kernels and store their outputs")
     notebooks.add_argument("names", nargs="*", help="beginnings of file names, such as 00; all by default")
-    names = parser.parse_args().names
+    commands.add_parser("claims", help="build docs/claims.md from the stored outputs")
+    arguments = parser.parse_args()
     folder = Path("notebooks")
     if not folder.is_dir():
         parser.error(f"no folder {folder}/ here: call this from the repository's root")
-    update_readme(Path("README.md"), folder)
-    run_all(folder, names)
+    if arguments.command == "notebooks":
+        update_readme(Path("README.md"), folder)
+        run_all(folder, arguments.names)
+    Path("docs/claims.md").write_text(claims_page(folder), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,18 +7,28 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+from tinytrain.course import progress, spread
+from tinytrain.course.cells import refresh
+from tinytrain.course.series import SERIES
+
 CELL_TIMEOUT_S = 300
+WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def run_notebook(path: Path) -> float:
     """Run ``path`` from top to bottom in a fresh kernel and store its outputs; returns the kernel's CPU seconds.
 
-    An error in a cell leaves the file as it was. What only this machine's run knows is left out of the file: widget
-    states and execution times.
+    Its made cells (navigation, exercises) are made anew first. An error in a cell leaves the file as it was. What
+    only this machine's run knows is left out of the file: widgets and execution times.
     """
     notebook = nbformat.read(path, as_version=4)
+    lesson = next((lesson for lesson in SERIES if lesson.file == path.name), None)
+    if lesson is not None:
+        refresh(notebook, lesson, path.parent)
     before = os.times()
-    NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=_in(path.parent)).execute()
+    where = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=where)
+    client.execute(env={**os.environ, spread.RECORD: "1", progress.VARIABLE: ""})
     after = os.times()
     clean(notebook)
     nbformat.write(notebook, path)
@@ -27,13 +37,15 @@ def run_notebook(path: Path) -> float:
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:
-    """Keep only what a reader needs: cells, outputs, the kernel's name."""
+    """Keep only what a reader needs: cells, still outputs, the kernel's name."""
     notebook.metadata = nbformat.NotebookNode(
         kernelspec={"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         language_info={"name": "python"},
     )
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
 
 
 def run_all(folder: Path, names: list[str]) -> None:
@@ -43,7 +55,3 @@ def run_all(folder: Path, names: list[str]) -> None:
             start = time.perf_counter()
             cpu = run_notebook(path)
             print(f"{path.name}: {cpu:.0f} CPU-seconds, {time.perf_counter() - start:.0f} s", flush=True)
-
-
-def _in(folder: Path) -> dict[str, dict[str, str]]:
-    return {"metadata": {"path": str(folder)}}

@@ -1,6 +1,6 @@
 """Still pictures: recorded data in, a matplotlib axis out. The colours are those of the live plot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tinytrain.runlog import Run
+from tinytrain.watch.labels import EndLabel, frame, label_ends
 from tinytrain.watch.svg import INKS
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -23,63 +24,140 @@ def plot_curves(
     x: str,
     y: str,
     levels: Mapping[str, float] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
 ) -> Axes:
     """Lines over the same axes, each labelled where it ends; ``levels`` are horizontal lines to compare with.
 
     ``curves`` maps a label to (xs, ys). ``title`` states the finding; ``x`` and ``y`` name the axes with units.
+    What is not finite leaves a gap, and the label says so; on a logarithmic axis so does what is not above zero.
     """
-    labels: list[tuple[float, str, str]] = []
+    _scale(ax, log_x, log_y)
+    labels: list[EndLabel] = []
     for i, (label, (xs, ys)) in enumerate(curves.items()):
         ink, text, _ = INKS[i % len(INKS)]
-        ax.plot(xs, np.where(np.isfinite(ys), ys, np.nan), color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
-        finite = [y for y in ys if np.isfinite(y)]
-        bad = "" if len(finite) == len(ys) else f" ({len(ys) - len(finite)} not finite)"
-        labels.append((finite[-1] if finite else 0.0, label + bad, text))
-    for label, level in (levels or {}).items():
-        ax.axhline(level, color="#777777", linewidth=0.9, linestyle=":")
-        labels.append((level, label, "#555555"))
+        seen = np.isfinite(ys) & (np.greater(ys, 0) | (not log_y))
+        ax.plot(xs, np.where(seen, ys, np.nan), color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
+        shown = [value for value, is_seen in zip(ys, seen, strict=True) if is_seen]
+        labels.append((shown[-1] if shown else float(log_y), label + _left_out(ys, seen), text))
+    labels += _levels(ax, levels)
     ax.margins(y=0.08)  # room for a label at the height of the highest line
-    _frame(ax, title, x, y)
-    _label_ends(ax, labels)
+    frame(ax, title, x, y)
+    label_ends(ax, labels)
     return ax
 
 
-def _label_ends(ax: Axes, labels: list[tuple[float, str, str]]) -> None:
-    """Write each label beside the right edge at its height, pushed apart where they would overlap."""
-    low, high = ax.get_ylim()
-    labels = sorted(labels, key=lambda label: label[0])
-    heights = _spread([value for value, _, _ in labels], gap=0.06 * (high - low), top=high)
-    for height, (_, label, colour) in zip(heights, labels, strict=True):
-        ax.annotate(
-            label,
-            xy=(1.01, height),
-            xycoords=("axes fraction", "data"),
-            color=colour,
-            fontsize=9,
-            va="center",
-            annotation_clip=False,
-        )
+def _scale(ax: Axes, log_x: bool, log_y: bool) -> None:
+    if log_x:
+        ax.set_xscale("log")
+    if log_y:
+        ax.set_yscale("log")
 
 
-def _spread(values: list[float], gap: float, top: float) -> list[float]:
-    """Heights at least ``gap`` apart, near the sorted ``values`` and none above ``top``."""
-    heights = list(values)
-    for i in range(1, len(heights)):
-        heights[i] = max(heights[i], heights[i - 1] + gap)
-    ceiling = top
-    for i in reversed(range(len(heights))):
-        heights[i] = min(heights[i], ceiling)
-        ceiling = heights[i] - gap
-    return heights
+def _left_out(ys: Sequence[float], seen: np.ndarray) -> str:
+    bad = int((~np.isfinite(ys)).sum())
+    below = int((~seen).sum()) - bad
+    return "".join(f" ({n} {what})" for n, what in ((bad, "not finite"), (below, "not above zero")) if n)
 
 
-def _frame(ax: Axes, title: str, x: str, y: str) -> None:
-    ax.set_title(title, loc="left", fontsize=11)
-    ax.set_xlabel(x)
-    ax.set_ylabel(y)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", color="#e6e6e6", linewidth=0.7)
-    ax.set_axisbelow(True)
+def _levels(ax: Axes, levels: Mapping[str, float] | None) -> list[EndLabel]:
+    for level in (levels or {}).values():
+        ax.axhline(level, color="#777777", linewidth=0.9, linestyle=":")
+    return [(level, label, "#555555") for label, level in (levels or {}).items()]
+
+
+def plot_seeds(
+    ax: Axes,
+    arms: Mapping[str, Mapping[float, Sequence[float]]],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    levels: Mapping[str, float] | None = None,
+    log_x: bool = True,
+) -> Axes:
+    """What several seeds gave for each setting: ``arms`` maps a label to ``{x: [one value for each seed]}``.
+
+    Each value is a dot, a line goes through the means, a band from the lowest to the highest. A run that ended in
+    NaN or infinity has no dot, and its arm's label says how many there were.
+    """
+    _scale(ax, log_x, log_y=False)
+    labels: list[EndLabel] = []
+    for i, (label, values) in enumerate(arms.items()):
+        ink, text, _ = INKS[i % len(INKS)]
+        finite = {at: [v for v in seeds if np.isfinite(v)] for at, seeds in sorted(values.items())}
+        lost = sum(map(len, values.values())) - sum(map(len, finite.values()))
+        kept = {at: seeds for at, seeds in finite.items() if seeds}
+        xs, means = list(kept), [float(np.mean(seeds)) for seeds in kept.values()]
+        ax.plot(xs, means, color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
+        ax.fill_between(xs, list(map(min, kept.values())), list(map(max, kept.values())), color=ink, alpha=0.15, lw=0)
+        dots = [(at, value) for at, seeds in kept.items() for value in seeds]
+        ax.scatter(*np.array(dots or [(np.nan, np.nan)]).T, s=10, color=ink)
+        labels.append((means[-1] if means else 0.0, f"{label} ({lost} not finite)" if lost else label, text))
+    labels += _levels(ax, levels)
+    ax.margins(y=0.08)
+    frame(ax, title, x, y)
+    label_ends(ax, labels)
+    return ax
+
+
+def plot_bars(
+    ax: Axes,
+    groups: Mapping[str, Sequence[float]],
+    *,
+    names: Sequence[str],
+    title: str,
+    x: str,
+    y: str,
+    digits: int = 2,
+) -> Axes:
+    """Bars side by side: ``groups`` maps a label to one value for each of ``names``; heights are written above.
+
+    With more than 24 bars the heights are left to the axis.
+    """
+    width = 0.8 / max(1, len(groups))
+    for i, (label, values) in enumerate(groups.items()):
+        ink, _, _ = INKS[i % len(INKS)]
+        places = np.arange(len(names)) + (i - (len(groups) - 1) / 2) * width
+        bars = ax.bar(places, values, width=0.92 * width, color=ink, label=label)
+        if len(groups) * len(names) <= 24:
+            ax.bar_label(bars, [f"{value:.{digits}f}" for value in values], fontsize=8, padding=2)
+    ax.set_xticks(np.arange(len(names)), names)
+    ax.margins(y=0.12)
+    frame(ax, title, x, y)
+    if len(groups) > 1:
+        ax.legend(frameon=False, fontsize=9)
+    return ax
+
+
+def plot_paths(
+    ax: Axes,
+    height: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    paths: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    title: str,
+    x: str,
+    y: str,
+) -> Axes:
+    """Paths over the contour lines of ``height(X, Y)``: a ring at each start, a dot at each end, a legend by name."""
+    X, Y = np.meshgrid(np.linspace(*x_range, 120), np.linspace(*y_range, 120))
+    Z = height(X, Y)
+    levels = np.quantile(Z, np.linspace(0.02, 0.95, 12))
+    ax.contour(X, Y, Z, levels=np.unique(levels), colors="#c4c4c4", linewidths=0.7)
+    for i, (label, path) in enumerate(paths.items()):
+        ink, _, _ = INKS[i % len(INKS)]
+        points = np.asarray(path, dtype=float)
+        ax.plot(*points.T, color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.4, marker=".", ms=4, label=label)
+        ax.plot(*points[0], "o", color="#333333", fillstyle="none", markersize=9)
+        ax.plot(*points[-1], "o", color=ink, markersize=7)
+    ax.set_xlim(*x_range)
+    ax.set_ylim(*y_range)
+    frame(ax, title, x, y)
+    ax.grid(False)
+    ax.legend(frameon=False, fontsize=9)
+    return ax
 
 
 def plot_matrix(

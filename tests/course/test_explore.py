@@ -1,0 +1,72 @@
+import matplotlib.pyplot as plt
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+from matplotlib.figure import Figure
+
+from tinytrain.course import explore as module
+from tinytrain.course.explore import explore
+
+
+@pytest.fixture
+def asked():
+    """The values for which the picture was drawn."""
+    return []
+
+
+@pytest.fixture
+def draw(asked):
+    def draw(**values):
+        asked.append(values)
+        figure = Figure(figsize=(1, 1))
+        figure.subplots().plot([0, values["height"]])
+        return figure
+
+    return draw
+
+
+@pytest.fixture
+def shown():
+    InteractiveShell.instance()
+    with capture_output() as captured:
+        yield captured
+    InteractiveShell.clear_instance()
+
+
+def test_the_first_picture_is_an_image_and_the_sliders_follow(shown, draw, asked):
+    explore(draw, height=[1.0, 2.0], width=[3, 4], start={"width": 4})
+    picture, sliders = shown.outputs
+    assert "image/png" in picture.data
+    assert "application/vnd.jupyter.widget-view+json" in sliders.data
+    assert asked == [{"height": 1.0, "width": 4}]
+    assert plt.get_fignums() == []
+
+
+def test_moving_a_slider_draws_again(shown, draw, asked, monkeypatch):
+    made = []
+    build = module._slider
+    monkeypatch.setattr(module, "_slider", lambda *given: made.append(build(*given)) or made[-1])
+    explore(draw, height=[1.0, 2.0], width=[3, 4])
+    made[0].value = 2.0
+    assert asked[-1] == {"height": 2.0, "width": 3}
+    made[1].value = 4
+    assert asked[-1] == {"height": 2.0, "width": 4}
+    assert made[0].description == "height"
+
+
+def test_without_a_notebook_it_draws_once_and_stops_nothing(draw, asked):
+    explore(draw, height=[1.0, 2.0])
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"height": [1.0], "start": {"height": 5.0}}, r"height starts at 5\.0, which is none of \[1\.0\]"),
+        ({"height": [1.0], "start": {"depth": 5.0}}, "depth has no values"),
+        ({"height": []}, "height has no values"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(draw, given, message):
+    with pytest.raises(ValueError, match=message):
+        explore(draw, **given)

@@ -1,0 +1,112 @@
+"""What two articles on training language models say, and what was measured: one card for each claim.
+
+``claims.toml`` lists every claim. A card shows a claim, a number and a verdict that follows from the number by a rule;
+it is stored in the notebook's output together with its data, and ``docs/claims.md`` is built from all of them
+(``claims_page.py``).
+"""
+
+import tomllib
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+import nbformat
+
+from tinytrain.course.budget import budget
+from tinytrain.course.rules import NOT_MEASURABLE, Measured, Rule, values_of
+
+MARK = "tinytrain_claim"  # the key of a card's data in an output's metadata
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One statement. ``notebooks`` are the lessons that take it up; the first owns it."""
+
+    id: str
+    text: str
+    source: str
+    notebooks: tuple[int, ...]
+    beyond_a_laptop: bool
+    """whether the verdict "not measurable here" is allowed"""
+
+
+@cache
+def all_claims() -> dict[str, Claim]:
+    """Every claim by its id, in the order of the list."""
+    data = tomllib.loads(Path(__file__).with_name("claims.toml").read_text(encoding="utf-8"))
+    return {
+        name: Claim(name, entry["claim"], entry["source"], tuple(entry["notebooks"]), entry.get("beyond", False))
+        for name, entry in data.items()
+    }
+
+
+def claim(id: str, measured: Measured, unit: str, rule: Rule, *, part: str = "") -> str:
+    """Show the card of claim ``id`` and return its verdict, which is what ``rule`` makes of ``measured``.
+
+    ``measured`` is a number, or several by label, in ``unit``. ``part`` says which part of the claim this measures.
+    Raises ``KeyError`` for an id that is not on the list, and ``ValueError`` where the rule is "not measurable" and
+    the claim is not among those that a laptop cannot show.
+    """
+    if id not in all_claims():
+        raise KeyError(f"there is no claim {id!r}; the list is {Path(__file__).with_name('claims.toml').name}")
+    this, verdict = all_claims()[id], rule(measured)
+    if verdict.startswith(NOT_MEASURABLE) and not this.beyond_a_laptop:
+        raise ValueError(f"claim {id} can be measured here; only a claim marked `beyond` may be left without a verdict")
+    numbers = [(label, float(value)) for label, value in values_of(measured).items()]
+    card = Card(id, part, numbers, unit, rule.says, verdict, budget())
+    from IPython.display import display
+
+    bundle = {"text/markdown": card.markdown(), "text/plain": card.plain()}
+    display(bundle, raw=True, metadata={MARK: asdict(card)})
+    return Verdict(verdict)
+
+
+class Verdict(str):
+    """A verdict in words. As the last line of a cell it shows nothing: its card has been shown."""
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Card:
+    """A claim's number and verdict, as they are stored."""
+
+    id: str
+    part: str
+    measured: list[tuple[str, float]]
+    """label and number; a list, since stored objects lose their order"""
+    unit: str
+    rule: str
+    verdict: str
+    budget: str
+
+    def numbers(self) -> str:
+        """The measured numbers with their labels and unit."""
+        values = [f"{label}: {_short(value)}" if label else _short(value) for label, value in self.measured]
+        return "; ".join(values) + (f" {self.unit}" if self.unit else "")
+
+    def markdown(self) -> str:
+        this = all_claims()[self.id]
+        part = f"\n>\n> measured part: {self.part}" if self.part else ""
+        return (
+            f"> **Claim {self.id}** ({this.source}): {this.text}{part}\n>\n"
+            f"> {self.numbers()} &ensp;·&ensp; asked: {self.rule}\n>\n> **{self.verdict}**"
+        )
+
+    def plain(self) -> str:
+        part = f" [{self.part}]" if self.part else ""
+        text = f"Claim {self.id}{part}: {all_claims()[self.id].text}"
+        return f"{text}\n  {self.numbers()} (asked: {self.rule})\n  {self.verdict}"
+
+
+def _short(value: float) -> str:
+    whole = value == int(value) and abs(value) < 1e9 if abs(value) < float("inf") else False
+    return f"{int(value):,}" if whole else f"{value:.4g}"
+
+
+def cards_of(path: str | Path) -> list[Card]:
+    """The cards stored in a notebook's outputs, in order."""
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [Card(**output["metadata"][MARK]) for output in outputs if MARK in output.get("metadata", {})]

@@ -1,0 +1,52 @@
+"""What every still picture shares: its frame, and labels written where lines end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+
+EndLabel = tuple[float, str, str]
+"""height (data), text, colour"""
+
+
+def frame(ax: Axes, title: str, x: str, y: str) -> None:
+    """Title at the left, named axes, quiet lines behind the data."""
+    ax.set_title(title, loc="left", fontsize=11)
+    ax.set_xlabel(x)
+    ax.set_ylabel(y)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.7)
+    ax.set_axisbelow(True)
+
+
+def label_ends(ax: Axes, labels: Sequence[EndLabel]) -> None:
+    """Write each label beside the right edge at its height, pushed apart where they would overlap."""
+    if not labels:
+        return
+    scale = ax.yaxis.get_transform()  # so that labels keep apart on a logarithmic axis as well
+    low, high = scale.transform(np.array(ax.get_ylim(), dtype=float))
+    labels = sorted(labels, key=lambda label: label[0])
+    heights = scale.transform(np.array([value for value, _, _ in labels], dtype=float))
+    apart = spread_out(np.clip(heights, low, high).tolist(), gap=0.06 * (high - low), top=float(high))
+    for height, (_, label, colour) in zip(scale.inverted().transform(np.array(apart)), labels, strict=True):
+        ax.annotate(
+            label,
+            xy=(1.01, float(height)),
+            xycoords=("axes fraction", "data"),
+            color=colour,
+            fontsize=9,
+            va="center",
+            annotation_clip=False,
+        )
+
+
+def spread_out(values: Sequence[float], gap: float, top: float) -> list[float]:
+    """Heights at least ``gap`` apart, near the sorted ``values`` and none above ``top``."""
+    heights = list(values)
+    for i in range(1, len(heights)):
+        heights[i] = max(heights[i], heights[i - 1] + gap)
+    ceiling = top
+    for i in reversed(range(len(heights))):
+        heights[i] = min(heights[i], ceiling)
+        ceiling = heights[i] - gap
+    return heights
