@@ -88,10 +88,10 @@ class Card:
 
     def markdown(self) -> str:
         this = all_claims()[self.id]
-        part = f"\n>\n> measured part: {self.part}" if self.part else ""
+        part = f" *Here: {self.part}.*" if self.part else ""
         return (
-            f"> **Claim {self.id}** ({this.source}): {this.text}{part}\n>\n"
-            f"> {self.numbers()} &ensp;·&ensp; asked: {self.rule}\n>\n> **{self.verdict}**"
+            f"> **Claim {self.id}** ({this.source}): {this.text}.{part}\n>\n"
+            f"> {self.numbers()} &ensp;·&ensp; asked: {self.rule} &ensp;·&ensp; **{self.verdict}**"
         )
 
     def plain(self) -> str:

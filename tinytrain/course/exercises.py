@@ -161,7 +161,7 @@ def verdict(this: Exercise, report: Report | None) -> str:
     if report is None:
         return f"Exercise {this.key}: not tried yet."
     lines = [f"Exercise {this.key}: {'right.' if report.passed else 'not yet.'}"]
-    lines += [f"  {'holds ' if ok else 'DOES NOT HOLD'} {what}" for ok, what, _ in report.lines]
+    lines += [f"  {'holds' if ok else 'DOES NOT HOLD':15}{what}" for ok, what, _ in report.lines]
     if report.likely:
-        lines += [f"  Likely: {report.likely}"]
+        lines += [f"  {'likely':15}{report.likely}"]
     return "\n".join(lines)
