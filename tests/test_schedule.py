@@ -1,6 +1,6 @@
 import pytest
 
-from tinytrain.schedule import warmup_cosine
+from tinytrain.schedule import lr_sweep, warmup_cosine, warmup_stable_decay
 
 
 def rates(steps, **schedule):
@@ -53,3 +53,72 @@ def test_parts_of_an_update_are_refused(changed):
     call = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "total_steps": 10} | changed
     with pytest.raises(ValueError, match="must be a whole number of updates"):
         warmup_cosine(0, **call)
+
+
+STABLE = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "decay_steps": 3, "total_steps": 10}
+
+
+def stable(steps, **changed):
+    return [warmup_stable_decay(step, **STABLE | changed) for step in steps]
+
+
+def test_up_level_and_down_equals_a_list_written_by_hand():
+    assert stable(range(13)) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 0.7, 0.4, 0.1, 0.1, 0.1])
+
+
+def test_where_it_is_level_it_does_not_know_the_end_of_the_run():
+    assert stable(range(8)) == stable(range(8), total_steps=1000)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "decay", "total", "written"),
+    [
+        (4, 0, 10, {9: 1.0, 10: 0.1}),  # never falls before its end
+        (0, 3, 10, {0: 1.0, 7: 1.0, 8: 0.7}),  # starts at the top
+        (0, 10, 10, {0: 1.0, 5: 0.55, 10: 0.1}),  # falls from the first update on
+        (7, 3, 10, {6: 1.0, 7: 1.0, 8: 0.7}),  # no level part
+        (10, 0, 10, {9: 1.0, 10: 0.1}),
+        (0, 0, 1, {0: 1.0, 1: 0.1, 10**9: 0.1}),
+    ],
+)
+def test_the_corners_of_up_level_and_down_are_defined(warmup, decay, total, written):
+    measured = stable(written, warmup_steps=warmup, decay_steps=decay, total_steps=total)
+    assert measured == pytest.approx(list(written.values()))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"decay_steps": 7}, "warmup_steps=4 and decay_steps=7 are more than total_steps=10"),
+        ({"decay_steps": -1}, "decay_steps=-1"),
+        ({"decay_steps": 2.5}, "decay_steps=2.5 must be a whole number"),
+        ({"warmup_steps": 11, "decay_steps": 0}, "warmup_steps=11 is more than total_steps=10"),
+        ({"min_lr": 2.0}, "min_lr=2.0"),
+        ({"step": -1}, "step=-1"),
+    ],
+)
+def test_numbers_that_make_no_up_level_and_down_are_refused(changed, words):
+    call = {"step": 0} | STABLE | changed
+    with pytest.raises(ValueError, match=words):
+        warmup_stable_decay(call.pop("step"), **call)
+
+
+def test_a_sweep_multiplies_by_the_same_factor_each_time():
+    measured = [lr_sweep(step, min_lr=1e-4, max_lr=1.0, total_steps=9) for step in range(12)]
+    assert measured == pytest.approx([10 ** (step / 2 - 4) for step in range(9)] + [1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"min_lr": 0.0}, "min_lr=0.0 must be more than 0"),
+        ({"min_lr": 2.0}, "min_lr=2.0"),
+        ({"total_steps": 1}, "total_steps=1 must be at least 2"),
+        ({"total_steps": 8.5}, "total_steps=8.5 must be a whole number"),
+        ({"step": -1}, "step=-1"),
+    ],
+)
+def test_numbers_that_make_no_sweep_are_refused(changed, words):
+    call = {"step": 0, "min_lr": 1e-4, "max_lr": 1.0, "total_steps": 9} | changed
+    with pytest.raises(ValueError, match=words):
+        lr_sweep(call.pop("step"), **call)

@@ -14,7 +14,7 @@ from tinytrain.loss import count_targets, cross_entropy
 from tinytrain.model import GPT, PRESETS, ModelConfig
 from tinytrain.optimizer import build_adamw, param_groups
 from tinytrain.runlog import RunLog, read_run
-from tinytrain.schedule import warmup_cosine
+from tinytrain.schedule import lr_sweep, warmup_cosine, warmup_stable_decay
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import Evaluation, StepReport, TrainConfig, Trainer, evaluate, train_step
 
@@ -40,9 +40,11 @@ __all__ = [
     "evaluate",
     "generate",
     "load_corpus",
+    "lr_sweep",
     "param_groups",
     "read_run",
     "sample",
     "train_step",
     "warmup_cosine",
+    "warmup_stable_decay",
 ]
