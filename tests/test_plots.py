@@ -128,3 +128,9 @@ def test_paths_lie_over_contours_with_start_and_end_marked(ax):
     assert (start, end) == ([[0.0, 1.0]], [[1.0, 0.0]])
     assert ax.get_legend().get_texts()[0].get_text() == "SGD"
     assert len(ax.collections) >= 1 and ax.get_xlim() == (-1, 1)
+
+
+@pytest.mark.parametrize(("top", "few"), [(1000.0, True), (8.0, False)])
+def test_a_logarithmic_axis_over_many_powers_of_ten_has_no_small_ticks(ax, top, few):
+    plot_curves(ax, {"one": ([1, top], [1.0, 2.0])}, title="", x="", y="", log_x=True)
+    assert (len(ax.xaxis.get_minorticklocs()) == 0) is few

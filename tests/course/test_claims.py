@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def test_a_card_shows_claim_number_and_verdict(shown):
 def test_a_verdict_at_the_end_of_a_cell_shows_nothing(shown):
     verdict = claim("L3", 1.0, "", above(0.1))
     assert verdict._ipython_display_() is None and len(shown.outputs) == 1
+
+
+def test_an_infinite_number_is_stored_as_json_can(shown, tmp_path):
+    claim("L3", {"torch": float("inf"), "ours": 2.0}, "nats", above(0.1))
+    (card,) = cards_of(stored(shown.outputs, tmp_path / "a.ipynb"))
+    assert card.numbers() == "torch: inf; ours: 2 nats"
+    json.dumps(shown.outputs[0].metadata, allow_nan=False)
 
 
 def test_an_unknown_claim_gets_no_card(shown):

@@ -5,6 +5,7 @@ it is stored in the notebook's output together with its data, and ``docs/claims.
 (``claims_page.py``).
 """
 
+import math
 import tomllib
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -52,7 +53,7 @@ def claim(id: str, measured: Measured, unit: str, rule: Rule, *, part: str = "")
     this, verdict = all_claims()[id], rule(measured)
     if verdict.startswith(NOT_MEASURABLE) and not this.beyond_a_laptop:
         raise ValueError(f"claim {id} can be measured here; only a claim marked `beyond` may be left without a verdict")
-    numbers = [(label, float(value)) for label, value in values_of(measured).items()]
+    numbers = [(label, _stored(value)) for label, value in values_of(measured).items()]
     card = Card(id, part, numbers, unit, rule.says, verdict, budget())
     from IPython.display import display
 
@@ -74,8 +75,8 @@ class Card:
 
     id: str
     part: str
-    measured: list[tuple[str, float]]
-    """label and number; a list, since stored objects lose their order"""
+    measured: list[tuple[str, float | str]]
+    """label and number; a list, since stored objects lose their order; infinity as text, since JSON has none"""
     unit: str
     rule: str
     verdict: str
@@ -100,8 +101,13 @@ class Card:
         return f"{text}\n  {self.numbers()} (asked: {self.rule})\n  {self.verdict}"
 
 
-def _short(value: float) -> str:
-    whole = value == int(value) and abs(value) < 1e9 if abs(value) < float("inf") else False
+def _stored(value: float) -> float | str:
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def _short(value: float | str) -> str:
+    value = float(value)
+    whole = math.isfinite(value) and value == int(value) and abs(value) < 1e9
     return f"{int(value):,}" if whole else f"{value:.4g}"
 
 

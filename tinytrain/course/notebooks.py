@@ -11,7 +11,7 @@ from tinytrain.course import progress, spread
 from tinytrain.course.cells import refresh
 from tinytrain.course.series import SERIES
 
-CELL_TIMEOUT_S = 300
+CELL_TIMEOUT_S = 1800  # a guard against hanging; the budget `laptop` on a busy machine stays far below
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 

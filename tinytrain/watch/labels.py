@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 EndLabel = tuple[float, str, str]
 """height (data), text, colour"""
@@ -17,6 +18,9 @@ def frame(ax: Axes, title: str, x: str, y: str) -> None:
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.7)
     ax.set_axisbelow(True)
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        if axis.get_scale() == "log" and high / low >= 30:  # powers of ten say enough; in less, the others are needed
+            axis.set_minor_locator(NullLocator())
 
 
 def label_ends(ax: Axes, labels: Sequence[EndLabel]) -> None:
