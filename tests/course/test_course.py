@@ -1,9 +1,12 @@
+import base64
 import inspect
+import io
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+from PIL import Image
 
 from tinytrain.course import handwritten
 from tinytrain.course.budget import budget, by_budget
@@ -91,6 +94,19 @@ def test_a_notebook_runs_as_a_recording_without_a_readers_progress_or_widgets(tm
     run_notebook(path)
     (output,) = nbformat.read(path, as_version=4).cells[0].outputs
     assert output.text == "1 ''\n"
+
+
+def test_pictures_are_stored_with_few_colours(tmp_path):
+    source = """
+    import matplotlib.pyplot as plt
+    plt.plot([0, 1], [0, 1], color="#0072b2");
+    """
+    path = notebook_of(tmp_path / "a.ipynb", "%matplotlib inline", inspect.cleandoc(source))
+    run_notebook(path)
+    (output,) = nbformat.read(path, as_version=4).cells[1].outputs
+    picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
+    assert picture.mode == "P" and len(picture.getcolors()) <= 128
+    assert (0, 114, 178) in {pixel for _, pixel in picture.convert("RGB").getcolors()}
 
 
 def test_a_lesson_gets_its_navigation_when_it_is_run(tmp_path):

@@ -63,6 +63,11 @@ def test_it_stores_a_picture_that_shows_everywhere(notebook):
     assert "application/vnd.jupyter.widget-view+json" not in kinds
 
 
+def test_a_drawing_that_jupyterlab_hides_until_it_is_trusted_has_another_form(notebook):
+    drawings = [output.data for output in outputs(notebook) if "image/svg+xml" in output.get("data", {})]
+    assert all({"image/png", "text/html"} & set(data) for data in drawings)
+
+
 def test_it_asserts_at_least_five_things_and_its_title_at_the_end(notebook):
     cells = [ast.parse(cell.source) for cell in code_cells(notebook)]
     asserts = [sum(isinstance(node, ast.Assert) for node in ast.walk(cell)) for cell in cells]

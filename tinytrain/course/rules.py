@@ -79,7 +79,7 @@ def only_if(condition: str, rule: Rule) -> Rule:
             raise ValueError(f"only_if({condition!r}) needs two numbers: with the condition, and without it")
         return FAILS if not first else HOLDS if all(others) else f"holds if {condition}"
 
-    return Rule(f"{rule.says}, the first number: {condition}", judge)
+    return Rule(f"{rule.says} where {condition} (the first number), and not elsewhere", judge)
 
 
 def beyond_spread(spread: float, at_least: float = 0.0) -> Rule:
@@ -101,8 +101,8 @@ def beyond_spread(spread: float, at_least: float = 0.0) -> Rule:
         verdicts = [_judge_difference(value, SPREADS * spread, at_least) for value in values_of(measured).values()]
         return next((bad for bad in (FAILS, NO_DIFFERENCE) if bad in verdicts), HOLDS)
 
-    says = f"better by more than {at_least:g}" if at_least else "better"
-    return Rule(f"{says}, and by more than {SPREADS:g} times the spread over seeds, {SPREADS * spread:.2g}", judge)
+    noise = f"better by more than {SPREADS * spread:.2g}, which is three times the spread over seeds"
+    return Rule(f"{noise}, and by more than {at_least:g}" if at_least else noise, judge)
 
 
 def _judge_difference(value: float, noise: float, at_least: float) -> str:
