@@ -1,3 +1,5 @@
+import copy
+
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -5,6 +7,15 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from tinytrain.course.cells import exercise_cells, refresh
 from tinytrain.course.exercises import exercise
 from tinytrain.course.series import SERIES
+
+RAISE = 'raise NotImplementedError("exercise 00.1")'
+ANSWERS = {
+    "another body": "def causal_mask(T):\n    return 7",
+    "the raise left below": f'def causal_mask(T):\n    """A mask."""\n    return 7\n    {RAISE}',
+    "the raise left as a comment": f"def causal_mask(T):\n    return 7\n    # {RAISE}",
+    "half written": "def causal_mask(T):\n    return (",
+    "a helper before it": f'x = 1\ndef causal_mask(T):\n    """A mask."""\n    {RAISE}',
+}
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def test_old_made_cells_are_made_anew_in_their_place(notebook, tmp_path):
     refresh(notebook, SERIES[1], tmp_path)
     before = [cell.source for cell in notebook.cells]
     for cell in notebook.cells:
-        if cell.id.startswith(("nav-", "exercise-")) and not cell.id.endswith("stub"):
+        if cell.id.startswith("nav-") or cell.id.endswith(("task", "help")):
             cell.source = "old"
     refresh(notebook, SERIES[1], tmp_path)
     assert [cell.source for cell in notebook.cells] == before
@@ -62,12 +73,60 @@ def test_an_exercise_can_be_added_to_a_notebook_that_has_some(notebook, tmp_path
     assert [name for name in ids(notebook) if name.endswith("task")] == ["exercise-00-1-task", "exercise-00-2-task"]
 
 
-def test_an_answer_in_a_stub_is_not_thrown_away(notebook, tmp_path):
+def made(notebook, part):
+    return next(cell for cell in notebook.cells if cell.id == f"exercise-00-1-{part}")
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_in_a_stub_is_not_thrown_away(notebook, tmp_path, answer):
     refresh(notebook, SERIES[1], tmp_path)
-    (stub,) = (cell for cell in notebook.cells if cell.id == "exercise-00-1-stub")
-    stub.source = "def causal_mask(T):\n    return 7"
-    with pytest.raises(ValueError, match="exercise-00-1-stub holds an answer, which would be lost"):
+    made(notebook, "stub").source = ANSWERS[answer]
+    before = copy.deepcopy(notebook)
+    with pytest.raises(ValueError, match=r"01_loss\.ipynb: cell exercise-00-1-stub holds an answer"):
         refresh(notebook, SERIES[1], tmp_path)
+    assert notebook == before
+
+
+def test_what_a_reader_wrote_into_a_check_is_not_thrown_away(notebook, tmp_path):
+    refresh(notebook, SERIES[1], tmp_path)
+    made(notebook, "check").source += "\nprint(causal_mask(3))"
+    with pytest.raises(ValueError, match="exercise-00-1-check holds more than its check"):
+        refresh(notebook, SERIES[1], tmp_path)
+
+
+def test_an_exercise_whose_task_was_deleted_does_not_vanish(notebook, tmp_path):
+    refresh(notebook, SERIES[1], tmp_path)
+    notebook.cells.remove(made(notebook, "task"))
+    with pytest.raises(ValueError, match="exercise-00-1-stub stands without its task"):
+        refresh(notebook, SERIES[1], tmp_path)
+
+
+def test_a_readers_cell_stays_whatever_its_id(notebook, tmp_path):
+    notebook.cells[2]["id"] = "exercise-intro"
+    refresh(notebook, SERIES[1], tmp_path)
+    refresh(notebook, SERIES[1], tmp_path)
+    assert [cell.source for cell in notebook.cells if cell.id == "exercise-intro"] == ["1 + 1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- exercise 00.1 -->", r"exercise 00\.1 is there twice"),
+        ("<!--exercise 00.2-->", "is no place for an exercise"),
+        ("<!-- Exercise 0.2 -->", "is no place for an exercise"),
+        ("Now <!-- exercise 00.2 -->", "is no place for an exercise"),
+        ("<!-- exercise 99.1 -->", r"there is no exercise '99\.1'"),
+    ],
+)
+def test_a_place_that_cannot_be_used_is_named(notebook, tmp_path, text, message):
+    notebook.cells.append(new_markdown_cell(text))
+    with pytest.raises(ValueError, match=rf"01_loss\.ipynb: .*{message}"):
+        refresh(notebook, SERIES[1], tmp_path)
+
+
+def test_an_empty_notebook_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"01_loss\.ipynb has no cells"):
+        refresh(new_notebook(), SERIES[1], tmp_path)
 
 
 def test_navigation_links_what_is_there_and_lists_the_sections(notebook, tmp_path):

@@ -62,6 +62,15 @@ def test_a_verdict_at_the_end_of_a_cell_shows_nothing(shown):
     assert verdict._ipython_display_() is None and len(shown.outputs) == 1
 
 
+def test_a_line_break_or_a_star_breaks_no_card_and_no_label_is_lost(shown, tmp_path):
+    claim("L3", {0: 1.0, "a*b\nc": 2.0}, "na\nts", above(0.1), part="its*\nsize")
+    (card,) = cards_of(stored(shown.outputs, tmp_path / SERIES[1].file))
+    assert (card.numbers(), card.part) == ("0: 1; a*b c: 2 na ts", "its* size")
+    markdown = shown.outputs[0].data["text/markdown"]
+    assert "a\\*b c: 2 na ts" in markdown and "*Here: its\\* size.*" in markdown and markdown.count("\n") == 2
+    assert "a\\*b c: 2 na ts" in claims_page(tmp_path)
+
+
 def test_an_infinite_number_is_stored_as_json_can(shown, tmp_path):
     claim("L3", {"torch": float("inf"), "ours": 2.0}, "nats", above(0.1))
     (card,) = cards_of(stored(shown.outputs, tmp_path / "a.ipynb"))

@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,11 @@ def test_nothing_passes_by_an_error_or_by_being_strange(key):
     def other_stub(*_given, **_named):
         raise NotImplementedError("some operator is not there")
 
+    def leaves(*_given, **_named):
+        raise SystemExit
+
     assert "It stopped with ValueError: broken on purpose" in said(key, raises)
+    assert "It stopped with SystemExit" in said(key, leaves)
     assert "It stopped with NotImplementedError" in said(key, other_stub)
     for strange in (None, AlwaysEqual(), float("nan"), torch.tensor(float("nan")), True, {}, []):
         text = said(key, lambda *_given, strange=strange, **_named: strange)
@@ -168,9 +173,20 @@ def test_it_asks_with_fresh_inputs_every_time(key):
         EXERCISES[key].examine(answer)
         return seen
 
-    torch.manual_seed(0)  # fresh without a seed of the check's own
+    torch.manual_seed(0)
     first = record()
+    torch.manual_seed(0)
     assert first != record(), "the check asks the same questions each time"
+
+
+def test_a_check_leaves_the_random_generators_as_they_were(key):
+    torch.manual_seed(0)
+    random.seed(0)
+    expected = torch.rand(3), random.random()
+    torch.manual_seed(0)
+    random.seed(0)
+    EXERCISES[key].examine(EXERCISES[key].solution)
+    assert torch.equal(torch.rand(3), expected[0]) and random.random() == expected[1]
 
 
 def test_its_words_are_complete(key):
@@ -237,16 +253,36 @@ def test_check_prints_and_remembers(capsys, monkeypatch, tmp_path):
 def test_progress_that_cannot_be_kept_or_read_is_said_and_stops_nothing(capsys, monkeypatch, tmp_path):
     path = tmp_path / "progress.json"
     monkeypatch.setenv(progress.VARIABLE, str(path))
-    path.write_text("[1, 2")
-    assert progress.recall() == {}
-    assert "cannot be read" in capsys.readouterr().out
+    for text in ("[1, 2", "[" * 100_000):
+        path.write_text(text)
+        assert progress.recall() == {}
+        assert "cannot be read" in capsys.readouterr().out
+        assert (tmp_path / "progress.json.bad").read_text() == text  # nothing is lost
     monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "nowhere" / "progress.json"))
     progress.remember("00.1", solved=True)
     assert "progress was not kept" in capsys.readouterr().out
     monkeypatch.setenv(progress.VARIABLE, "")
     progress.remember("00.1", solved=True)
     assert progress.recall() == {}
-    assert list(tmp_path.iterdir()) == [path]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json.bad"]
+
+
+def test_a_reader_of_progress_never_sees_half_a_file(monkeypatch, tmp_path):
+    path = tmp_path / "progress.json"
+    path.write_text("{}")
+    monkeypatch.setenv(progress.VARIABLE, str(path))
+    written = Path.write_text
+    seen = []
+
+    def watched(self, *given, **named):
+        done = written(self, *given, **named)
+        seen.append((self, path.read_text()))
+        return done
+
+    monkeypatch.setattr(Path, "write_text", watched)
+    progress.remember("00.1", solved=True)
+    ((where, meanwhile),) = seen
+    assert where != path and meanwhile == "{}" and progress.recall() == {"00.1": "solved"}
 
 
 def test_what_another_notebook_remembered_stays(monkeypatch, tmp_path):

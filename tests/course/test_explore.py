@@ -1,3 +1,4 @@
+import ipywidgets
 import matplotlib.pyplot as plt
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -52,6 +53,24 @@ def test_moving_a_slider_draws_again(shown, draw, asked, monkeypatch):
     made[1].value = 4
     assert asked[-1] == {"height": 2.0, "width": 4}
     assert made[0].description == "height"
+
+
+def test_an_error_while_drawing_is_shown_and_goes_away(shown, draw, monkeypatch):
+    made, words = [], []
+    build, html = module._slider, ipywidgets.HTML
+    monkeypatch.setattr(module, "_slider", lambda *given: made.append(build(*given)) or made[-1])
+    monkeypatch.setattr(ipywidgets, "HTML", lambda: words.append(html()) or words[-1])
+
+    def sometimes(height):
+        if height == 2:
+            raise ValueError("<too> high")
+        return draw(height=height)
+
+    explore(sometimes, height=[1.0, 2.0, 0.5])
+    made[0].value = 2.0
+    assert words[0].value == "ValueError at {&#x27;height&#x27;: 2.0}: &lt;too&gt; high"
+    made[0].value = 0.5
+    assert words[0].value == ""
 
 
 def test_without_a_notebook_it_draws_once_and_stops_nothing(draw, asked):

@@ -22,6 +22,7 @@ from tinytrain.course.rules import above, below, between, beyond_spread, not_mea
         (only_if("it rains", below(2)), {"rain": 1, "sun": 1, "snow": 5}, "holds if it rains"),
         (only_if("it rains", below(2)), {"rain": 1, "sun": 1}, "holds"),
         (only_if("it rains", below(2)), {"rain": 3, "sun": 1}, "does not hold"),
+        (only_if("it rains", beyond_spread(0.1)), {"rain": 0.1, "sun": 0.1}, "no difference seen at this size"),
         (beyond_spread(0.1), 0.29, "no difference seen at this size"),
         (beyond_spread(0.1), -0.29, "no difference seen at this size"),
         (beyond_spread(0.1), 0.31, "holds"),
@@ -51,6 +52,7 @@ def test_a_rule_says_its_threshold():
         ({"late": math.nan}, ValueError, "measured late is NaN"),
         ({}, ValueError, "nothing was measured"),
         ("3", TypeError, "measured value is str"),
+        (True, TypeError, "measured value is bool"),
         ({"late": None}, TypeError, "measured late is NoneType"),
     ],
 )
@@ -64,8 +66,15 @@ def test_rules_that_make_no_sense_are_refused():
         only_if("it rains", below(2))({"rain": 1})
     with pytest.raises(ValueError, match="lower end comes first"):
         between(2, 1)
-    for spread in (0, math.nan):
-        with pytest.raises(ValueError, match="must be more than 0"):
-            beyond_spread(spread)
+    with pytest.raises(ValueError, match="must be more than 0"):
+        beyond_spread(0)
+    for rule in (above, below, beyond_spread, lambda limit: between(0, limit), lambda limit: beyond_spread(1, limit)):
+        for limit in (math.nan, math.inf):
+            with pytest.raises(ValueError, match="must be finite"):
+                rule(limit)
+    with pytest.raises(ValueError, match="in words"):
+        only_if("", below(2))
+    with pytest.raises(ValueError, match="in words"):
+        not_measurable("")
     with pytest.raises(ValueError, match="at_least=-1"):
         beyond_spread(0.1, at_least=-1)

@@ -1,6 +1,7 @@
 import math
 import os
 import time
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -15,11 +16,15 @@ def where(seed):
     return seed, os.getpid(), torch.get_num_threads()
 
 
-def slow_or_broken(seed):
-    if seed == 0:
+def slow_or_broken(seed, folder):
+    if seed == 1:
         raise ValueError("this run is broken")
-    time.sleep(0.05)
-    return seed
+    time.sleep(60)
+    (folder / str(seed)).touch()
+
+
+def dies(seed):
+    os._exit(3)
 
 
 def test_results_come_in_the_order_of_the_settings():
@@ -29,15 +34,28 @@ def test_results_come_in_the_order_of_the_settings():
 
 def test_runs_go_to_other_processes_with_one_thread_each(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # what a new process would take by itself
-    found = run_many(where, [{"seed": seed} for seed in range(6)])
+    found = run_many(where, ({"seed": seed} for seed in range(6)))
     assert [seed for seed, _, _ in found] == list(range(6))
     assert os.getpid() not in {process for _, process, _ in found}
     assert {threads for _, _, threads in found} == {1}
 
 
-def test_an_error_in_a_run_reaches_the_caller():
+def test_the_first_error_reaches_the_caller_and_ends_all(tmp_path):
+    before, start = set(active_children()), time.monotonic()
     with pytest.raises(ValueError, match="this run is broken"):
-        run_many(slow_or_broken, [{"seed": seed} for seed in range(50)])
+        run_many(slow_or_broken, [{"seed": seed, "folder": tmp_path} for seed in range(9)])
+    assert time.monotonic() - start < 55, "it did not wait for the run of 60 seconds beside the broken one"
+    assert set(active_children()) <= before and list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_dies_is_told_with_a_cure():
+    with pytest.raises(RuntimeError, match=r"a process that ran dies died.*one run by hand: dies\(\*\*{'seed': 0}\)"):
+        run_many(dies, [{"seed": seed} for seed in range(3)])
+
+
+def test_too_few_processes_are_refused():
+    with pytest.raises(ValueError, match="processes=0 must be at least 1"):
+        run_many(where, [{"seed": 0}], processes=0)
 
 
 def test_a_function_of_the_notebook_is_refused_with_the_cure(monkeypatch):

@@ -31,5 +31,15 @@ def test_one_seed_without_a_record_names_the_cure(tmp_path):
 def test_arms_that_cannot_have_a_spread_are_refused(tmp_path):
     with pytest.raises(ValueError, match="are the seeds of each arm really different"):
         spread("x", {"plain": [1.0, 1.0]}, folder=tmp_path)
+    for arm in ([], [1.0, float("nan")]):
+        with pytest.raises(ValueError, match=r"arm 'plain' is .* it needs one finite value"):
+            spread("x", {"plain": arm, "other": [1.0, 2.0]}, folder=tmp_path)
     with pytest.raises(ValueError, match="at least one arm"):
         spread("x", {}, folder=tmp_path)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"x": null}'])
+def test_a_damaged_record_is_named(tmp_path, text):
+    (tmp_path / "spread.json").write_text(text)
+    with pytest.raises(ValueError, match=r"spread\.json cannot be read .* Restore it"):
+        spread("x", {"plain": [1.0]}, folder=tmp_path)

@@ -4,6 +4,7 @@ A notebook asks for an exercise with a text cell that holds only ``<!-- exercise
 their ids and made anew each time, so they always agree with the series and with the exercises' files.
 """
 
+import ast
 import re
 from pathlib import Path
 
@@ -14,24 +15,61 @@ from tinytrain.course.exercises import Exercise, exercise
 from tinytrain.course.series import SERIES, Lesson
 
 PLACE = re.compile(r"<!-- exercise (\d\d\.\d+) -->")
+MADE = re.compile(r"nav-(?:top|bottom)|exercise-(\d\d)-(\d+)-(task|stub|check|help)")
 
 
 def refresh(notebook: nbformat.NotebookNode, lesson: Lesson, folder: Path) -> None:
     """Make the notebook's navigation and exercise cells anew, in place.
 
-    Raises ``ValueError`` where a stub's cell holds an answer: it would be lost.
+    Raises ``ValueError``, with the notebook as it was, where a stub or a check holds something of the reader's, which
+    would be lost; where an exercise has lost its task cell, or is there twice; and for a place that cannot be read.
     """
-    for cell in notebook.cells:
-        if cell.id.endswith("-stub") and "raise NotImplementedError" not in cell.source:
-            raise ValueError(f"{lesson.file}: cell {cell.id} holds an answer, which would be lost. Restore the stub")
-    body = [made for cell in _written(notebook.cells) for made in _expanded(cell)]
+    if not notebook.cells:
+        raise ValueError(f"{lesson.file} has no cells")
+    try:
+        _check_nothing_is_lost(notebook.cells)
+        body = [made for cell in _written(notebook.cells) for made in _expanded(cell)]
+        _check_each_once(body)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{lesson.file}: {error.args[0]}") from None
     top, bottom = _navigation(lesson, folder, _sections(body))
     notebook.cells = [body[0], top, *body[1:], bottom]
 
 
+def _check_nothing_is_lost(cells: list[nbformat.NotebookNode]) -> None:
+    tasks = {_key_of(cell) for cell in cells}
+    for cell in cells:
+        found = MADE.fullmatch(cell.get("id", ""))
+        if not found or not found[3]:
+            continue
+        key = f"{found[1]}.{found[2]}"
+        if key not in tasks:
+            raise ValueError(f"cell {cell.id} stands without its task. Put back the task, or remove all of {key}")
+        if found[3] == "stub" and not _is_open(cell.source):
+            raise ValueError(f"cell {cell.id} holds an answer, which would be lost. Restore the stub")
+        if found[3] == "check" and not re.fullmatch(rf'check\("{key}", \w+\)', cell.source.strip()):
+            raise ValueError(f"cell {cell.id} holds more than its check, which would be lost. Move it to its own cell")
+
+
+def _is_open(source: str) -> bool:
+    """Whether nothing stands between a function's docstring and its ``raise NotImplementedError``, nor behind it."""
+    try:
+        function, *more = ast.parse(source).body
+    except SyntaxError:
+        return False
+    body = function.body[1:] if isinstance(function, ast.FunctionDef) and ast.get_docstring(function) else []
+    return not more and len(body) == 1 and ast.unparse(body[0]).startswith("raise NotImplementedError(")
+
+
+def _check_each_once(cells: list[nbformat.NotebookNode]) -> None:
+    keys = [key for cell in cells if (key := _key_of(cell))]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"exercise {', '.join(twice)} is there twice")
+
+
 def _key_of(cell: nbformat.NotebookNode) -> str:
-    found = re.fullmatch(r"exercise-(\d\d)-(\d+)-task", cell.id)
-    return f"{found[1]}.{found[2]}" if found else ""
+    found = MADE.fullmatch(cell.get("id", ""))
+    return f"{found[1]}.{found[2]}" if found and found[3] == "task" else ""
 
 
 def _written(cells: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
@@ -40,14 +78,19 @@ def _written(cells: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
     for cell in cells:
         if key := _key_of(cell):
             kept.append(new_markdown_cell(f"<!-- exercise {key} -->"))
-        elif not cell.id.startswith(("nav-", "exercise-")):
+        elif not MADE.fullmatch(cell.get("id", "")):
             kept.append(cell)
     return kept
 
 
 def _expanded(cell: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    found = PLACE.fullmatch(cell.source.strip())
-    return exercise_cells(exercise(found[1])) if found else [cell]
+    if cell.cell_type != "markdown":
+        return [cell]
+    if found := PLACE.fullmatch(cell.source.strip()):
+        return exercise_cells(exercise(found[1]))
+    if asks := re.search(r"(?i)<!--\s*exercise.*?-->", cell.source):
+        raise ValueError(f"{asks[0]} is no place for an exercise: a cell of its own holds only <!-- exercise 01.2 -->")
+    return [cell]
 
 
 def exercise_cells(this: Exercise) -> list[nbformat.NotebookNode]:

@@ -53,8 +53,8 @@ def claim(id: str, measured: Measured, unit: str, rule: Rule, *, part: str = "")
     this, verdict = all_claims()[id], rule(measured)
     if verdict.startswith(NOT_MEASURABLE) and not this.beyond_a_laptop:
         raise ValueError(f"claim {id} can be measured here; only a claim marked `beyond` may be left without a verdict")
-    numbers = [(label, _stored(value)) for label, value in values_of(measured).items()]
-    card = Card(id, part, numbers, unit, rule.says, verdict, budget())
+    numbers = [(_one_line(str(label)), _stored(value)) for label, value in values_of(measured).items()]
+    card = Card(id, _one_line(part), numbers, _one_line(unit), _one_line(rule.says), _one_line(verdict), budget())
     from IPython.display import display
 
     bundle = {"text/markdown": card.markdown(), "text/plain": card.plain()}
@@ -84,21 +84,32 @@ class Card:
 
     def numbers(self) -> str:
         """The measured numbers with their labels and unit."""
-        values = [f"{label}: {_short(value)}" if label else _short(value) for label, value in self.measured]
+        values = [f"{label}: {_short(value)}" if label != "" else _short(value) for label, value in self.measured]
         return "; ".join(values) + (f" {self.unit}" if self.unit else "")
 
     def markdown(self) -> str:
         this = all_claims()[self.id]
-        part = f" *Here: {self.part}.*" if self.part else ""
+        part = f" *Here: {plain_stars(self.part)}.*" if self.part else ""
+        numbers, rule, verdict = map(plain_stars, (self.numbers(), self.rule, self.verdict))
         return (
             f"> **Claim {self.id}** ({this.source}): {this.text}.{part}\n>\n"
-            f"> {self.numbers()} &ensp;·&ensp; asked: {self.rule} &ensp;·&ensp; **{self.verdict}**"
+            f"> {numbers} &ensp;·&ensp; asked: {rule} &ensp;·&ensp; **{verdict}**"
         )
 
     def plain(self) -> str:
         part = f" [{self.part}]" if self.part else ""
         text = f"Claim {self.id}{part}: {all_claims()[self.id].text}"
         return f"{text}\n  {self.numbers()} (asked: {self.rule})\n  {self.verdict}"
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, which would break a card's quote and a table's row."""
+    return " ".join(text.split())
+
+
+def plain_stars(text: str) -> str:
+    """The text for Markdown, with stars that are only stars, as in ``loss*mask``."""
+    return text.replace("*", "\\*")
 
 
 def _stored(value: float) -> float | str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tinytrain.course.claims import Card, Claim, all_claims, cards_of
+from tinytrain.course.claims import Card, Claim, all_claims, cards_of, plain_stars
 from tinytrain.course.rules import NOT_MEASURABLE
 from tinytrain.course.series import SERIES, Lesson
 
@@ -37,9 +37,10 @@ def _rows(this: Claim, cards: Found) -> list[str]:
 
 
 def _row(this: Claim, lesson: Lesson, card: Card) -> str:
-    text = f"{this.text} ({this.source})" + (f"; *{card.part}*" if card.part else "")
+    text = f"{this.text} ({this.source})" + (f"; *{plain_stars(card.part)}*" if card.part else "")
     link = f"[{lesson.number:02d}](../notebooks/{lesson.file})"
-    cells = [this.id, text, card.numbers(), card.rule, f"**{card.verdict}**"]
+    numbers, rule, verdict = map(plain_stars, (card.numbers(), card.rule, card.verdict))
+    cells = [this.id, text, numbers, rule, f"**{verdict}**"]
     return "| " + " | ".join([*map(_cell, cells), link]) + " |"
 
 

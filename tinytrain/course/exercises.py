@@ -9,13 +9,17 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import random
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import torch
+
 from tinytrain.course import progress
+from tinytrain.generators import all_states, restore_all
 
 DIFFICULTIES = ("easy", "medium", "hard")
 
@@ -94,8 +98,13 @@ class Exercise:
         return f'{head}\n    raise NotImplementedError("exercise {self.key}")  # write your answer over this line'
 
     def examine(self, answer: Callable[..., Any]) -> Report | None:
-        """Check ``answer``; None if it is still the stub. An answer that raises an error does not pass."""
-        report = Report()
+        """Check ``answer``; None if it is still the stub. An answer that raises an error does not pass.
+
+        The random generators are afterwards as they were, so that the cells that follow give the numbers they gave.
+        """
+        report, states = Report(), all_states()
+        random.seed()  # fresh inputs each time, whatever seed the notebook has set
+        torch.seed()
         try:
             self.check(answer, report)
         except _CheckEndsError:
@@ -104,12 +113,14 @@ class Exercise:
             if str(error) == f"exercise {self.key}":
                 return None
             report.that("it runs", False, _said(error))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             report.that("it runs", False, _said(error))
+        finally:
+            restore_all(states)
         return report
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [""]
     return f"It stopped with {type(error).__name__}: {lines[0]}"
 

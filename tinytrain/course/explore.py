@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -28,16 +29,23 @@ def explore(draw: Callable[..., Figure], *, start: Mapping[str, Any] | None = No
     picture = display(_png(draw(**values)), display_id=True)
     if picture is None:  # not in a notebook: nothing shows pictures, and nothing moves sliders
         return
-    from ipywidgets import SelectionSlider, VBox
+    from ipywidgets import HTML, SelectionSlider, VBox
 
     sliders = {name: _slider(SelectionSlider, name, options, values[name]) for name, options in choices.items()}
 
+    said = HTML()
+
     def redraw(_change: Any) -> None:
-        picture.update(_png(draw(**{name: slider.value for name, slider in sliders.items()})))
+        chosen = {name: slider.value for name, slider in sliders.items()}
+        try:
+            picture.update(_png(draw(**chosen)))
+            said.value = ""
+        except Exception as error:  # an error in a slider's callback would show nowhere
+            said.value = escape(f"{type(error).__name__} at {chosen}: {error}")
 
     for slider in sliders.values():
         slider.observe(redraw, names="value")
-    display(VBox(list(sliders.values())))
+    display(VBox([*sliders.values(), said]))
 
 
 def _slider(kind: type, name: str, options: Sequence[Any], value: Any) -> Any:

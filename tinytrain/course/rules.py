@@ -26,7 +26,7 @@ class Rule:
 
     def __call__(self, measured: Measured) -> str:
         for name, value in values_of(measured).items():
-            if not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"measured {name or 'value'} is {type(value).__name__}; a plain number is needed")
             if math.isnan(value):
                 raise ValueError(f"measured {name or 'value'} is NaN: no verdict follows from it")
@@ -47,19 +47,27 @@ def above(limit: float) -> Rule:
     >>> above(2)(3.0), above(2)({"a": 3.0, "b": 1.0})
     ('holds', 'does not hold')
     """
+    _check_limits(limit)
     return _every(f"more than {limit:g}", lambda value: value > limit)
 
 
 def below(limit: float) -> Rule:
     """Holds where the number, or every number, is less than ``limit``."""
+    _check_limits(limit)
     return _every(f"less than {limit:g}", lambda value: value < limit)
 
 
 def between(low: float, high: float) -> Rule:
     """Holds where the number, or every number, is at least ``low`` and at most ``high``."""
+    _check_limits(low, high)
     if low > high:
         raise ValueError(f"between({low}, {high}): the lower end comes first")
     return _every(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+def _check_limits(*limits: float) -> None:
+    if not all(map(math.isfinite, limits)):
+        raise ValueError(f"a limit of {', '.join(map(str, limits))} decides nothing: it must be finite")
 
 
 def _every(says: str, test: Callable[[float], bool]) -> Rule:
@@ -73,11 +81,16 @@ def only_if(condition: str, rule: Rule) -> Rule:
     'holds if nothing is padded'
     """
 
+    if not condition:
+        raise ValueError("only_if needs its condition in words")
+
     def judge(measured: Measured) -> str:
-        first, *others = (rule(value) == HOLDS for value in values_of(measured).values())
+        first, *others = (rule(value) for value in values_of(measured).values())
         if not others:
             raise ValueError(f"only_if({condition!r}) needs two numbers: with the condition, and without it")
-        return FAILS if not first else HOLDS if all(others) else f"holds if {condition}"
+        if first != HOLDS:
+            return first
+        return HOLDS if all(other == HOLDS for other in others) else f"holds if {condition}"
 
     return Rule(f"{rule.says} where {condition} (the first number), and not elsewhere", judge)
 
@@ -92,6 +105,7 @@ def beyond_spread(spread: float, at_least: float = 0.0) -> Rule:
     >>> rule(0.02), rule(0.05), rule(-0.05)
     ('no difference seen at this size', 'holds', 'does not hold')
     """
+    _check_limits(spread, at_least)
     if not spread > 0:
         raise ValueError(f"spread={spread}: the standard deviation over seeds must be more than 0")
     if at_least < 0:
@@ -117,4 +131,6 @@ def not_measurable(needs: str) -> Rule:
     >>> not_measurable("a model of 1 B parameters")(0.3)
     'not measurable here: needs a model of 1 B parameters'
     """
+    if not needs:
+        raise ValueError("not_measurable needs what it takes, in words")
     return Rule("the number is the nearest thing that was measured", lambda measured: f"{NOT_MEASURABLE}{needs}")

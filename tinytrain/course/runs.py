@@ -1,9 +1,10 @@
 """Many small independent runs, in two processes."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 import torch
@@ -12,28 +13,40 @@ Result = TypeVar("Result")
 
 
 def run_many(
-    function: Callable[..., Result], settings: Sequence[Mapping[str, Any]], *, processes: int = 2
+    function: Callable[..., Result], settings: Iterable[Mapping[str, Any]], *, processes: int = 2
 ) -> list[Result]:
     """``[function(**each) for each in settings]``, computed in ``processes`` processes with one thread each.
 
     ``function`` must come from a module, for a new process cannot see what a notebook's cell defines; its results
     must be plain values. Each run gets the same result whatever the number of processes. One line shows how far it is.
-    The first error stops all.
+
+    The first error, or an interrupt, ends all processes at once. A run whose process dies gives ``RuntimeError``.
     """
+    settings = list(settings)
+    if processes < 1:
+        raise ValueError(f"processes={processes} must be at least 1")
     if function.__module__ == "__main__":
         raise ValueError(
             f"{function.__name__} is defined in this notebook, and a new process cannot see it. Put it into a module "
             f"and import it from there"
         )
-    line = _Line(len(settings))
+    line, before = _Line(len(settings)), set(active_children())
     pool = ProcessPoolExecutor(min(processes, len(settings)) or 1, get_context("spawn"), torch.set_num_threads, (1,))
     try:
         futures = [pool.submit(function, **each) for each in settings]
-        results = []
-        for future in futures:
-            results.append(future.result())
-            line.show(sum(other.done() for other in futures))
-        return results
+        for done, future in enumerate(as_completed(futures), start=1):
+            future.result()
+            line.show(done)
+        return [future.result() for future in futures]
+    except BrokenProcessPool:
+        raise RuntimeError(
+            f"a process that ran {function.__name__} died without an error of its own. Was there too little memory? "
+            f"Try processes=1, or one run by hand: {function.__name__}(**{dict(settings[0])})"
+        ) from None
+    except BaseException:
+        for child in set(active_children()) - before:
+            child.kill()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
