@@ -21,7 +21,7 @@ def causal_mask(T: int) -> Tensor:
 
 def check_causal_mask(answer: Callable[[int], Tensor], report: Report) -> None:
     """Judge a mask by what attention does with it, at several lengths."""
-    for length in (7, int(torch.randint(8, 20, ())), 1):
+    for length in (7, int(torch.randint(8, 20, ())), 1, int(torch.randint(60, 90, ()))):
         mask = answer(length)
         report.need(f"T={length}: returns a tensor", isinstance(mask, Tensor), f"It returned {type(mask).__name__}.")
         report.need(

@@ -40,6 +40,8 @@ WRONG = {
         "everything": (ones, "may look at what comes after it"),
         "not itself": (lambda T: ones(T).tril(-1), "A position may look at itself"),
         "a window": (lambda T: ones(T).tril() & ones(T).triu(-2), "not look at all of its past"),
+        "a long window": (lambda T: ones(T).tril() & ones(T).triu(-20), "not look at all of its past"),
+        "a buffer that is too small": (lambda T: ones(32).tril()[:T, :T], "Does it use its argument"),
         "floats": (lambda T: torch.zeros(T, T).masked_fill(ones(T).triu(1), -torch.inf), "torch.float32"),
         "integers": (lambda T: ones(T).tril().long(), "torch.int64"),
         "one size": (lambda T: ones(7).tril(), "It has shape [7, 7]. Does it use its argument"),
