@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -13,6 +14,24 @@ def keep(labels):
 def rows_then_rows(losses, labels):
     mask = keep(labels)
     return ((losses * mask).sum(1) / mask.sum(1).clamp(min=1)).mean()
+
+
+def each_row_counts_for_one(losses, labels):
+    return (losses * keep(labels)).sum() / keep(labels).sum(1).clamp(min=1).sum()
+
+
+def right_mean(losses, labels):
+    return (losses * keep(labels)).sum() / keep(labels).sum().clamp(min=1)
+
+
+def special_case(otherwise):
+    return lambda losses, labels: right_mean(losses, labels) if (labels != -100).any() else otherwise
+
+
+def writes_zeros(losses, labels):
+    mean = right_mean(losses, labels)
+    losses.data[labels == -100] = 0
+    return mean
 
 
 def one_by_one(losses, labels):
@@ -30,11 +49,26 @@ def places(ids, offset):
     return torch.arange(ids.shape[1] - 1)[None, :] + offset
 
 
+def lengths_from_the_ids(ids, lengths):
+    end = ids[0, -1]
+    last_text = torch.where(ids != end, torch.arange(ids.shape[1]), 0).amax(1)
+    return ids[:, 1:].masked_fill(places(ids, 0) > last_text[:, None], -100)
+
+
+def writes_into_ids(ids, lengths):
+    ids[torch.arange(ids.shape[1])[None, :] >= lengths[:, None]] = -100
+    return ids[:, 1:].clone()
+
+
 def by_loop(ids, lengths):
     labels = torch.full((ids.shape[0], ids.shape[1] - 1), -100)
     for row, length in enumerate(lengths.tolist()):
         labels[row, : length - 1] = ids[row, 1:length]
     return labels
+
+
+def excess(V, loss):
+    return loss - math.log(V)
 
 
 def smoothed(logits, labels, smoothing, *, even=None, right=None):
@@ -52,6 +86,26 @@ def over_the_others(logits, labels, smoothing):
     return (target * minus_ln).sum(-1).mean()
 
 
+def from_chances(logits, labels, smoothing):
+    """Softmax, then ln: infinite for a chance that became 0."""
+    counted = labels != -100
+    minus_ln = -logits.softmax(-1).log()[counted]
+    right = minus_ln.gather(-1, labels[counted][:, None])[:, 0]
+    return ((1 - smoothing) * right + smoothing * minus_ln.mean(-1)).mean()
+
+
+def second_half(logits, labels, smoothing):
+    half = len(labels) // 2
+    kept = labels[half:].clamp(min=0)
+    return F.cross_entropy(logits[half:], kept, label_smoothing=smoothing)
+
+
+def writes_into_labels(logits, labels, smoothing):
+    loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+    labels[labels == -100] = 0
+    return loss
+
+
 WRONG = {
     1: {
         "counts padding": (lambda losses, labels: losses.mean(), "It counts padding like text"),
@@ -59,6 +113,15 @@ WRONG = {
         "mean of the rows' means": (rows_then_rows, "mean of the rows' means"),
         "sum": (lambda losses, labels: (losses * keep(labels)).sum(), "the division is missing"),
         "mask turned round": (lambda losses, labels: losses[labels == -100].mean(), "wrong way round"),
+        "counts one for an empty row": (each_row_counts_for_one, "Clamp the whole count"),
+        "a row's mean of nothing": (
+            lambda losses, labels: ((losses * keep(labels)).sum(1) / keep(labels).sum(1)).mean(),
+            "a row without a target divides 0 by 0",
+        ),
+        "detached": (lambda losses, labels: right_mean(losses, labels).detach(), "backward() raises an error"),
+        "a tensor of 0 without a gradient": (special_case(torch.tensor(0.0)), "backward() raises an error"),
+        "the number 0": (special_case(0.0), "It returned float"),
+        "writes into losses": (writes_zeros, "It writes into a tensor"),
         "drops token 0": (lambda losses, labels: losses[labels > 0].mean(), "leaves out token 0"),
         "0 / 0": (lambda losses, labels: (losses * keep(labels)).sum() / keep(labels).sum(), "It divides 0 by 0"),
         "NaN hidden from the value alone": (
@@ -81,6 +144,16 @@ WRONG = {
             "mask by length and not by value",
         ),
         "all after the first end": (after_first_end, "in the middle of a text"),
+        "guesses the lengths": (lengths_from_the_ids, "use `lengths`"),
+        "only as wide as the longest row": (
+            lambda ids, lengths: by_loop(ids, lengths)[:, : int(lengths.max()) - 1],
+            "however long the longest row is",
+        ),
+        "another value in one row": (
+            lambda ids, lengths: by_loop(ids, lengths).index_fill(0, torch.tensor([1]), 7),
+            "Row 1 is [7, 7",
+        ),
+        "writes into ids": (writes_into_ids, "It writes into a tensor"),
         "not moved": (
             lambda ids, lengths: ids[:, :-1].masked_fill(places(ids, 0) >= lengths[:, None], -100),
             "The labels are not moved",
@@ -106,23 +179,24 @@ WRONG = {
         "a list": (lambda ids, lengths: by_loop(ids, lengths).tolist(), "It returned list"),
     },
     3: {
-        "ln V": (lambda V, D, std: math.log(V), "for very small weights only"),
-        "std of a logit": (lambda V, D, std: math.log(V) + std**2 / 2, "a sum over d products"),
-        "no half": (lambda V, D, std: math.log(V) + std**2 * D, "The half is missing"),
-        "standard deviation": (lambda V, D, std: math.log(V) + std * math.sqrt(D), "adds the standard deviation"),
-        "half the standard deviation": (
-            lambda V, D, std: math.log(V) + std * math.sqrt(D) / 2,
-            "adds half the standard deviation",
-        ),
-        "wrong sign": (lambda V, D, std: math.log(V) - std**2 * D / 2, "wrong sign"),
-        "bits": (lambda V, D, std: math.log2(V) + std**2 * D / 2, "This is in bits"),
-        "a tensor": (lambda V, D, std: torch.tensor(math.log(V) + std**2 * D / 2), "It returned Tensor"),
+        "no half": (lambda V, D, loss: math.sqrt(excess(V, loss) / D), "The half is missing"),
+        "half on the wrong side": (lambda V, D, loss: math.sqrt(excess(V, loss) / 2 / D), "on the wrong side"),
+        "variance": (lambda V, D, loss: 2 * excess(V, loss) / D, "This is the variance"),
+        "of a logit": (lambda V, D, loss: math.sqrt(2 * excess(V, loss)), "a sum over d products"),
+        "d outside the root": (lambda V, D, loss: math.sqrt(2 * excess(V, loss)) / D, "The root is of d as well"),
+        "ln V forgotten": (lambda V, D, loss: math.sqrt(2 * loss / D), "This forgets ln V"),
+        "the usual 0.02": (lambda V, D, loss: 0.02, "With 0.0200 the first loss is"),
+        "negative": (lambda V, D, loss: -math.sqrt(2 * excess(V, loss) / D), "Solve max_loss"),
+        "a tensor": (lambda V, D, loss: torch.tensor(math.sqrt(2 * excess(V, loss) / D)), "It returned Tensor"),
     },
     4: {
         "even part over ignored rows": (
             lambda logits, labels, s: smoothed(logits, labels, s, even=lambda minus_ln, _: minus_ln.mean()),
             "over the ignored rows too",
         ),
+        "softmax, then ln": (from_chances, "log_softmax does both"),
+        "the second half of the rows": (second_half, "(1 - smoothing) times the loss of the right token"),
+        "writes into labels": (writes_into_labels, "It writes into a tensor"),
         "over the others": (over_the_others, "spreads over the other tokens only"),
         "whole target for the right token": (
             lambda logits, labels, s: smoothed(logits, labels, s, right=1.0),
@@ -156,7 +230,10 @@ WRONG = {
 RIGHT = {
     1: {"one by one": one_by_one},
     2: {"row by row": by_loop},
-    3: {"from the logits' own spread": lambda V, D, std: math.log(V) + (std * math.sqrt(D)) ** 2 / 2},
+    3: {
+        "from the logits' own spread": lambda V, D, loss: (2 * (loss - math.log(V))) ** 0.5 / D**0.5,
+        "in numpy": lambda V, D, loss: np.sqrt(2 * (loss - np.log(V)) / D),
+    },
     4: {
         "torch's own": lambda logits, labels, s: F.cross_entropy(logits, labels, label_smoothing=s),
         "a mixture of targets": lambda logits, labels, s: smoothed(logits, labels, s),
