@@ -46,7 +46,7 @@ format: $(STAMP) ## mend what lint can mend
 notebooks: $(STAMP) ## run the notebooks and store their outputs (NB=00 for some)
 	$(BIN)/python -m tinytrain.course notebooks $(NB)
 
-claims: $(STAMP) ## build docs/claims.md from what the notebooks stored
+claims: $(STAMP) ## build docs/claims.md from what the notebooks stored, and their navigation
 	$(BIN)/python -m tinytrain.course claims
 
 bench: $(STAMP) ## what the Trainer costs over a bare loop

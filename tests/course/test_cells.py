@@ -2,7 +2,7 @@ import copy
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from tinytrain.course.cells import exercise_cells, refresh
 from tinytrain.course.exercises import exercise
@@ -54,6 +54,14 @@ def test_doing_it_again_changes_nothing(notebook, tmp_path):
     before = [(cell.id, cell.source) for cell in notebook.cells]
     refresh(notebook, SERIES[1], tmp_path)
     assert [(cell.id, cell.source) for cell in notebook.cells] == before
+
+
+def test_what_made_cells_printed_stays(notebook, tmp_path):
+    refresh(notebook, SERIES[1], tmp_path)
+    made(notebook, "check").outputs = [new_output("stream", text="not tried yet")]
+    made(notebook, "check").execution_count = 7
+    refresh(notebook, SERIES[1], tmp_path)
+    assert made(notebook, "check").outputs[0].text == "not tried yet" and made(notebook, "check").execution_count == 7
 
 
 def test_old_made_cells_are_made_anew_in_their_place(notebook, tmp_path):

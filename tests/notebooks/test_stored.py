@@ -7,6 +7,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tinytrain.course.cells import refresh
 from tinytrain.course.series import SERIES
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -40,6 +41,12 @@ def test_it_is_a_lesson_of_the_series_and_opens_with_its_question(path, notebook
     lesson = KNOWN[path.name]
     first = notebook.cells[0].source.splitlines()[0]
     assert first == f"# {lesson.number:02d} · {lesson.question}"
+
+
+def test_its_navigation_and_exercises_are_the_generated_ones(path, notebook):
+    before = [(cell.id, cell.source) for cell in notebook.cells]
+    refresh(notebook, KNOWN[path.name], FOLDER)
+    assert [(cell.id, cell.source) for cell in notebook.cells] == before, "run `make claims`"
 
 
 def test_its_outputs_are_from_one_run_from_top_to_bottom(notebook):

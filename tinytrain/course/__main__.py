@@ -1,13 +1,14 @@
 """``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map.
 
-``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored.
+``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored, and makes the made
+cells of all notebooks anew. It runs none of them.
 """
 
 import argparse
 from pathlib import Path
 
 from tinytrain.course.claims_page import claims_page
-from tinytrain.course.notebooks import run_all
+from tinytrain.course.notebooks import refresh_all, run_all
 from tinytrain.course.series import update_readme
 
 
@@ -17,7 +18,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     notebooks = commands.add_parser("notebooks", help="run notebooks in fresh kernels and store their outputs")
     notebooks.add_argument("names", nargs="*", help="beginnings of file names, such as 00; all by default")
-    commands.add_parser("claims", help="build docs/claims.md from the stored outputs")
+    commands.add_parser("claims", help="build docs/claims.md from the stored outputs, and make navigation anew")
     arguments = parser.parse_args()
     folder = Path("notebooks")
     if not folder.is_dir():
@@ -25,6 +26,7 @@ def main() -> None:
     if arguments.command == "notebooks":
         update_readme(Path("README.md"), folder)
         run_all(folder, arguments.names)
+    refresh_all(folder)
     Path("docs/claims.md").write_text(claims_page(folder), encoding="utf-8")
 
 

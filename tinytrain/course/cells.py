@@ -19,7 +19,7 @@ MADE = re.compile(r"nav-(?:top|bottom)|exercise-(\d\d)-(\d+)-(task|stub|check|he
 
 
 def refresh(notebook: nbformat.NotebookNode, lesson: Lesson, folder: Path) -> None:
-    """Make the notebook's navigation and exercise cells anew, in place.
+    """Make the notebook's navigation and exercise cells anew, in place. What their code printed stays.
 
     Raises ``ValueError``, with the notebook as it was, where a stub or a check holds something of the reader's, which
     would be lost; where an exercise has lost its task cell, or is there twice; and for a place that cannot be read.
@@ -33,7 +33,11 @@ def refresh(notebook: nbformat.NotebookNode, lesson: Lesson, folder: Path) -> No
     except (ValueError, KeyError) as error:
         raise ValueError(f"{lesson.file}: {error.args[0]}") from None
     top, bottom = _navigation(lesson, folder, _sections(body))
+    before = {cell.get("id"): cell for cell in notebook.cells}
     notebook.cells = [body[0], top, *body[1:], bottom]
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and (old := before.get(cell.get("id"))) is not None:
+            cell["outputs"], cell["execution_count"] = old.outputs, old.execution_count
 
 
 def _check_nothing_is_lost(cells: list[nbformat.NotebookNode]) -> None:

@@ -1,7 +1,8 @@
-"""The exercises of notebook 01: a masked mean, labels of padded rows, the first loss, a smoothed loss."""
+"""The exercises of notebook 01: a masked mean, labels of padded rows, how large first weights may be, a smoothed
+loss."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +16,11 @@ FIRST_LOSS_TOLERANCE = 0.03  # nats; the formula is exact for a large vocabulary
 
 
 def masked_mean(losses: Tensor, labels: Tensor) -> Tensor:
-    """The mean of ``losses`` ``[B,T]`` over the positions whose label is not -100; a tensor of shape ``[]``.
+    """The mean of ``losses`` ``[B,T]`` over the positions whose label is not -100; shape ``[]``.
 
-    ``labels`` ``[B,T]`` are token ids from 0 up, or -100. The losses at -100 may be any finite numbers. If no position
-    has a label, the mean is 0, and a gradient through it is 0 as well.
+    ``labels`` ``[B,T]`` are token ids from 0 up, or -100. The losses at -100 may be any finite
+    numbers. If no position has a label, the mean is 0. It carries a gradient, which is then 0 too,
+    so that ``backward()`` works on every batch.
     """
     is_target = labels != -100
     return (losses * is_target).sum() / is_target.sum().clamp(min=1)
@@ -26,25 +28,49 @@ def masked_mean(losses: Tensor, labels: Tensor) -> Tensor:
 
 def check_masked_mean(answer: Callable[[Tensor, Tensor], Tensor], report: Report) -> None:
     """Compare with a mean over a plain list of the losses that count."""
-    B, T = int(torch.randint(3, 7, ())), int(torch.randint(5, 9, ()))
-    losses, labels = torch.rand(B, T) + 0.5, torch.randint(0, 4, (B, T))
-    labels[0, 1:] = labels[1, 3:] = -100  # rows of different lengths
+    B, T = int(torch.randint(4, 7, ())), int(torch.randint(5, 9, ()))
+    losses, labels = torch.rand(B, T, dtype=torch.float32) + 0.5, torch.randint(0, 4, (B, T))
+    labels[0, 1:] = labels[1, 3:] = labels[3] = -100  # rows of different lengths, and one without any target
     labels[2, :2] = 0  # a token id like any other
-    losses = losses.where(labels != -100, losses + 3)
-    counted = [losses[b, t].item() for b in range(B) for t in range(T) if labels[b, t].item() != -100]
-    wanted = sum(counted) / len(counted)
-    value = answer(losses.clone(), labels.clone())
+    losses[3, 0], losses[3, 1] = 1e30, -7.0
+    places = [(b, t) for b in range(B) for t in range(T) if labels[b, t].item() != -100]
+    wanted = sum(losses[place].item() for place in places) / len(places)
+    copies = losses.clone(), labels.clone()
+    value = answer(*copies)
     _need_scalar(report, value)
     report.need("it is the mean over the targets", _close(value, wanted), _likely_mean(value, losses, labels))
-    given = losses.clone().requires_grad_()
-    value = answer(given, torch.full((B, T), -100))
+    _need_unchanged(report, copies, (losses, labels))
+    share = torch.zeros(B, T, dtype=torch.float32)
+    for place in places:
+        share[place] = 1 / len(places)
+    gradient = _gradient(report, answer, losses, labels)
+    report.need(
+        "each target's loss has the same part in the gradient, all others none",
+        bool(((gradient - share).abs() <= TOLERANCE).all()),
+        "The value is right and its gradient is not: what is between them?",
+    )
+    nothing = torch.full((B, T), -100)
+    value = answer(losses.clone(), nothing.clone())
+    _need_scalar(report, value)
     report.need(
         "with no target at all it is 0",
-        isinstance(value, Tensor) and value.shape == () and value.item() == 0,
+        value.item() == 0,
         "It divides 0 by 0. Divide by at least 1: clamp(min=1) on the count.",
     )
-    gradient = torch.autograd.grad(value, given)[0] if value.requires_grad else torch.zeros(B, T)
+    gradient = _gradient(report, answer, losses, nothing)
     report.that("and so is its gradient", bool((gradient == 0).all()), "The gradient divides 0 by 0 somewhere.")
+
+
+def _gradient(report: Report, answer: Callable[[Tensor, Tensor], Tensor], losses: Tensor, labels: Tensor) -> Tensor:
+    given = losses.clone().requires_grad_()
+    value = answer(given * 1, labels.clone())
+    report.need(
+        "it carries a gradient",
+        isinstance(value, Tensor) and value.requires_grad,
+        "It was made anew, or detached, so backward() raises an error. Compute it from `losses` in every case.",
+    )
+    (gradient,) = torch.autograd.grad(value, given, allow_unused=True, materialize_grads=True)
+    return gradient
 
 
 def _likely_mean(value: Tensor, losses: Tensor, labels: Tensor) -> str:
@@ -64,16 +90,22 @@ def _likely_mean(value: Tensor, losses: Tensor, labels: Tensor) -> str:
             losses[labels == -100].mean()
         ),
         "It leaves out token 0 too. Only -100 means that there is no target.": losses[labels > 0].mean(),
+        "A row without a target counts for one. Clamp the whole count, not that of each row.": (
+            kept.sum() / mask.sum(1).clamp(min=1).sum()
+        ),
     }
+    if value.isnan():
+        return "It is NaN: a row without a target divides 0 by 0."
     return _explanation(value.item(), mistakes, "Sum the losses of the targets, then divide by how many they are.")
 
 
 def labels_of_rows(ids: Tensor, lengths: Tensor) -> Tensor:
-    """Labels ``[B,N-1]``, int64, for padded rows ``ids`` ``[B,N]``: what each position but the last must predict.
+    """Labels ``[B,N-1]``, int64, of padded rows ``ids`` ``[B,N]``: what each position but the last
+    must predict.
 
-    Row b has ``lengths[b]`` real tokens (at least 2), then padding. The padding id is that of the end token, which
-    also stands at the end of every text, and may stand in its middle. The label of position t is the token at t + 1 if
-    that is a real token, and -100 otherwise.
+    Row b has ``lengths[b]`` real tokens (from 2 up to N), then padding. The padding id is that of
+    the end token. A real end stands at the end of every text, and may stand in its middle too. The
+    label of position t is the token at t + 1 if that is a real token, and -100 otherwise.
     """
     following = torch.arange(1, ids.shape[1])
     return ids[:, 1:].masked_fill(following[None, :] >= lengths[:, None], -100)
@@ -81,36 +113,49 @@ def labels_of_rows(ids: Tensor, lengths: Tensor) -> Tensor:
 
 def check_labels_of_rows(answer: Callable[[Tensor, Tensor], Tensor], report: Report) -> None:
     """Compare with labels made one by one from the rows before they were padded."""
-    end, lengths = int(torch.randint(0, 9, ())), [4, *torch.randint(5, 8, (2,)).tolist(), 8]
-    others = [token for token in range(9) if token != end]
-    rows = [[others[i] for i in torch.randint(0, 8, (n,)).tolist()] for n in lengths]
-    for row in rows:
-        row[-1] = end
-    rows[2][1] = end  # a first turn is over, the text goes on
-    ids = torch.tensor([row + [end] * (8 - len(row)) for row in rows])
-    wanted = torch.tensor([row[1:] + [-100] * (8 - len(row)) for row in rows])
-    labels = answer(ids.clone(), torch.tensor(lengths))
-    report.need("returns a tensor", isinstance(labels, Tensor), f"It returned {type(labels).__name__}.")
-    report.need(
-        f"its shape is {list(wanted.shape)}",
-        labels.shape == wanted.shape,
-        f"It has shape {list(labels.shape)}. The last position has nothing to predict: N tokens give N - 1 labels.",
-    )
-    report.need("its type is int64", labels.dtype == torch.int64, f"It is {labels.dtype}.")
-    for number, (got, right) in enumerate(zip(labels.tolist(), wanted.tolist(), strict=True)):
-        likely = _likely_label(labels, wanted, ids, lengths, end)
-        report.need(f"row {number} of {lengths[number]} tokens is {right}", got == right, likely)
+    for spare in (0, int(torch.randint(1, 4, ()))):  # the longest row is full, or not
+        longest = int(torch.randint(8, 11, ()))
+        lengths = [2, *torch.randint(5, 8, (int(torch.randint(2, 5, ())),)).tolist(), longest]
+        N, end = longest + spare, int(torch.randint(0, 9, ()))
+        others = [token for token in range(9) if token != end]
+        rows = [[others[i] for i in torch.randint(0, 8, (n,)).tolist()] for n in lengths]
+        for row in rows:
+            row[-1] = end
+        rows[1][-2] = end  # a text may end twice
+        rows[2][1] = end  # a first turn is over, the text goes on
+        ids = torch.tensor([row + [end] * (N - len(row)) for row in rows])
+        wanted = torch.tensor([row[1:] + [-100] * (N - len(row)) for row in rows])
+        copies = ids.clone(), torch.tensor(lengths)
+        labels = answer(*copies)
+        report.need("returns a tensor", isinstance(labels, Tensor), f"It returned {type(labels).__name__}.")
+        report.need(
+            f"its shape is {list(wanted.shape)}",
+            labels.shape == wanted.shape,
+            f"It has shape {list(labels.shape)}. The last position has nothing to predict: N tokens give N - 1 labels, "
+            "however long the longest row is.",
+        )
+        report.need("its type is int64", labels.dtype == torch.int64, f"It is {labels.dtype}.")
+        report.need(
+            f"N = {N}, lengths {lengths}: each row's labels are right",
+            torch.equal(labels, wanted),
+            _likely_label(labels, wanted, ids, lengths, end),
+        )
+        _need_unchanged(report, copies, (ids, torch.tensor(lengths)))
 
 
 def _likely_label(labels: Tensor, wanted: Tensor, ids: Tensor, lengths: list[int], end: int) -> str:
     after_first_end = (ids[:, 1:] == end).cumsum(1) - (ids[:, 1:] == end).long() > 0
-    places, real = torch.arange(7)[None, :], torch.tensor(lengths)[:, None]
+    places, real = torch.arange(ids.shape[1] - 1)[None, :], torch.tensor(lengths)[:, None]
+    last_text = torch.where(ids != end, torch.arange(ids.shape[1]), 0).amax(1)[:, None]
     mistakes = {
         "The real ends are gone too: they have the padding's id, so mask by length and not by value.": (
             wanted.masked_fill(ids[:, 1:] == end, -100)
         ),
         "All after the first end is gone. An end token may stand in the middle of a text.": (
             ids[:, 1:].masked_fill(after_first_end, -100)
+        ),
+        "This guesses the lengths from the ids. A text may end in two real ends: use `lengths`.": (
+            ids[:, 1:].masked_fill(places > last_text, -100)
         ),
         "The labels are not moved: position t must predict the token at t + 1.": ids[:, :-1].masked_fill(
             places >= real, -100
@@ -128,60 +173,58 @@ def _likely_label(labels: Tensor, wanted: Tensor, ids: Tensor, lengths: list[int
             return likely
     if bool((labels == -1).any()):
         return "It masks with -1. Here only -100 means that there is no target."
-    return "The label of position t is ids[:, t + 1] if t + 1 < length, else -100."
+    rows = zip(labels.tolist(), wanted.tolist(), strict=True)
+    return next(
+        (f"Row {b} is {got}, and should be {right}." for b, (got, right) in enumerate(rows) if got != right), ""
+    )
 
 
-def first_loss(vocab_size: int, d_model: int, std: float) -> float:
-    """The loss in nats, a float, of a fresh model with a head of its own, whose weights are normal with ``std``.
+def largest_std(vocab_size: int, d_model: int, max_loss: float) -> float:
+    """The ``std`` of the head's weights at which a fresh model's first loss is ``max_loss`` nats.
 
-    The head's input has length sqrt(d_model) at each position. ``std * sqrt(d_model)`` is at most 1.3, small enough
-    for the formula.
+    The weights are normal, and the head is not tied. Its input has length sqrt(d_model) at each
+    position. ``max_loss`` is above ln(vocab_size) by 0.2 to 0.8, small enough for the formula.
     """
-    return math.log(vocab_size) + std**2 * d_model / 2
+    return math.sqrt(2 * (max_loss - math.log(vocab_size)) / d_model)
 
 
-def check_first_loss(answer: Callable[[int, int, float], float], report: Report) -> None:
-    """Compare with heads of random weights, averaged over all labels."""
-    for low, high in ((0.7, 0.85), (1.15, 1.3), (0.7, 1.3)):  # around 1 a number is hardly told from its square
+def check_largest_std(answer: Callable[[int, int, float], float], report: Report) -> None:
+    """Give heads of random weights that size, and measure their loss, averaged over all labels."""
+    for low, high in ((0.25, 0.35), (0.65, 0.8), (0.25, 0.8)):  # around 0.5 a variance is hardly told from its root
         V, D = int(torch.randint(1_000, 3_000, ())), int(torch.randint(40, 200, ()))
-        std = float(torch.empty(()).uniform_(low, high)) / math.sqrt(D)
-        inputs = F.layer_norm(torch.randn(512, D), (D,))  # each of length sqrt(D)
-        logits = inputs @ (torch.randn(V, D) * std).T
-        wanted = (logits.logsumexp(-1) - logits.mean(-1)).mean().item()  # the mean over all labels
-        value = answer(V, D, std)
-        report.need("returns a float", type(value) is float, f"It returned {type(value).__name__}.")
+        max_loss = math.log(V) + float(torch.empty(()).uniform_(low, high))
+        value = answer(V, D, max_loss)
+        report.need("returns a float", isinstance(value, float), f"It returned {type(value).__name__}.")
+        inputs = F.layer_norm(torch.randn(512, D, dtype=torch.float32), (D,))  # each of length sqrt(D)
+        logits = inputs @ (torch.randn(V, D, dtype=torch.float32) * value).T
+        measured = (logits.logsumexp(-1) - logits.mean(-1)).mean().item()  # the mean over all labels
         report.need(
-            f"V = {V}, d = {D}, std = {std:.3f}: measured {wanted:.2f} nats, yours is within {FIRST_LOSS_TOLERANCE}",
-            abs(value - wanted) <= FIRST_LOSS_TOLERANCE,
-            _likely_first_loss(value, V, D, std),
+            f"V = {V}, d = {D}: heads with your std start within {FIRST_LOSS_TOLERANCE} of {max_loss:.2f} nats",
+            value > 0 and abs(measured - max_loss) <= FIRST_LOSS_TOLERANCE,
+            f"With {value:.4f} the first loss is {measured:.2f}. {_likely_std(value, V, D, max_loss)}",
         )
 
 
-def _likely_first_loss(value: float, V: int, D: int, std: float) -> str:
-    chance = math.log(V)
+def _likely_std(value: float, V: int, D: int, max_loss: float) -> str:
+    above = max_loss - math.log(V)
     mistakes = {
-        "This is ln V, which holds for very small weights only. These add to it.": chance,
-        "This takes std for the logits' own standard deviation. Each logit is a sum over d products.": (
-            chance + std**2 / 2
-        ),
-        "The half is missing: the loss grows by half the logits' variance.": chance + std**2 * D,
-        "This adds the standard deviation. It is half the variance, its square, that counts.": (
-            chance + std * math.sqrt(D)
-        ),
-        "This adds half the standard deviation. It is half the variance, its square, that counts.": (
-            chance + std * math.sqrt(D) / 2
-        ),
-        "The growth has the wrong sign: wrong guesses cost more than lucky ones gain.": chance - std**2 * D / 2,
-        "This is in bits: log2. A nat needs the natural logarithm, math.log.": math.log2(V) + std**2 * D / 2,
+        "The half is missing: the loss grows by half the logits' variance.": math.sqrt(above / D),
+        "The half is on the wrong side: twice the excess is the logits' variance.": math.sqrt(above / 2 / D),
+        "This is the variance of a weight. Its root is the standard deviation.": 2 * above / D,
+        "This is the logits' standard deviation. Each logit is a sum over d products.": math.sqrt(2 * above),
+        "The root is of d as well: the logits' variance is std² d.": math.sqrt(2 * above) / D,
+        "This forgets ln V: only what is above it comes from the weights.": math.sqrt(2 * max_loss / D),
     }
-    return _explanation(value, mistakes, "ln V, and half the variance of the logits.")
+    return _explanation(value, mistakes, "Solve max_loss = ln V + std² d / 2 for std.")
 
 
 def smoothed_loss(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """The mean smoothed cross-entropy of ``logits`` ``[N,V]`` over the labels ``[N]`` that are not -100; shape ``[]``.
+    """The mean smoothed cross-entropy of ``logits`` ``[N,V]``, without ``F.cross_entropy``; shape
+    ``[]``.
 
-    The share ``smoothing`` of the target is spread evenly over all V tokens, the right one included, as torch does.
-    At least one label is not -100.
+    The share ``smoothing`` of the target is spread evenly over all V tokens, the right one
+    included, as torch does. The mean is over the rows whose label in ``labels`` ``[N]`` is not
+    -100, of which there is at least one. Logits may be as large as 200.
     """
     is_target = labels != -100
     minus_ln = -logits.log_softmax(-1)[is_target]
@@ -191,26 +234,36 @@ def smoothed_loss(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
 
 def check_smoothed_loss(answer: Callable[[Tensor, Tensor, float], Tensor], report: Report) -> None:
     """Compare with the targets written out, one row at a time."""
-    for _ in range(2):
-        N, V = int(torch.randint(5, 9, ())), int(torch.randint(4, 9, ()))
-        logits, labels = 2 * torch.randn(N, V), torch.randint(0, V, (N,))
-        labels[: N // 2] = -100
+    for largest in (0.0, 0.0, 200.0):
+        N, V = int(torch.randint(6, 10, ())), int(torch.randint(4, 9, ()))
+        logits, labels = 2 * torch.randn(N, V, dtype=torch.float32), torch.randint(0, V, (N,))
+        ignored = torch.randperm(N)[: int(torch.randint(2, 5, ()))]
+        labels[ignored] = -100
+        rows = [row for row in range(N) if labels[row].item() != -100]
+        logits[rows[0], 1] += largest
         smoothing = float(torch.empty(()).uniform_(0.1, 0.3))
         wanted = 0.0
-        for row in range(N // 2, N):
-            target = torch.full((V,), smoothing / V)
+        for row in rows:
+            target = torch.full((V,), smoothing / V, dtype=torch.float32)
             target[labels[row]] += 1 - smoothing
-            wanted -= (target * logits[row].log_softmax(0)).sum().item() / (N - N // 2)
-        value = answer(logits.clone(), labels.clone(), smoothing)
+            wanted -= (target * logits[row].log_softmax(0)).sum().item() / len(rows)
+        copies = logits.clone(), labels.clone()
+        value = answer(*copies, smoothing)
         _need_scalar(report, value)
         report.need(
-            f"V = {V}, smoothing {smoothing:.2f}: it is the loss against the smoothed targets",
+            f"V = {V}, smoothing {smoothing:.2f}{', a logit near 200' if largest else ''}: "
+            "it is the loss against the smoothed targets",
             _close(value, wanted),
             _likely_smoothed(value, logits, labels, smoothing),
         )
+        _need_unchanged(report, copies, (logits, labels))
 
 
 def _likely_smoothed(value: Tensor, logits: Tensor, labels: Tensor, smoothing: float) -> str:
+    if not value.isfinite():
+        return (
+            f"It is {value.item()}: a chance became 0, and so did its ln infinite. log_softmax does both in one step."
+        )
     V, is_target = logits.shape[-1], labels != -100
     minus_ln = -logits.log_softmax(-1)
     right, even = F.cross_entropy(logits, labels), minus_ln[is_target].mean()
@@ -245,6 +298,14 @@ def _need_scalar(report: Report, value: Tensor) -> None:
     what = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
     report.need("returns a tensor of shape []", is_scalar, f"It returned {what}.")
     report.need("its type is float32", value.dtype == torch.float32, f"It is {value.dtype}.")
+
+
+def _need_unchanged(report: Report, copies: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    report.need(
+        "it leaves its inputs as they were",
+        all(map(torch.equal, copies, given)),
+        "It writes into a tensor that it was given. Whoever called it may need that again.",
+    )
 
 
 def _close(value: Tensor, wanted: float) -> bool:
@@ -290,17 +351,18 @@ EXERCISES = (
     ),
     Exercise(
         number=3,
-        title="Predict the first loss",
-        goal="Say what a fresh model's loss will be, from its vocabulary, its width and the size of its head's "
-        "weights, without building it.",
+        title="How large may the first weights be?",
+        goal="Turn the formula of the first loss round: which size of weights in the head starts a model at a given "
+        "loss?",
         difficulty="easy",
         minutes=5,
-        solution=first_loss,
-        check=check_first_loss,
+        solution=largest_std,
+        check=check_largest_std,
         hints=(
             "A logit is a sum over d products of an input and a weight. The inputs' squares add up to d, and each "
             "weight has the variance std². What is the variance of the sum?",
-            "The section *What should the first loss be?* has the formula: ln V, and half the variance of the logits.",
+            "The section *What should the first loss be?* has the formula: ln V, and half the variance of the logits. "
+            "Solve it for std.",
         ),
     ),
     Exercise(

@@ -11,6 +11,7 @@ from tinytrain.course.exercises import Exercise, Report
 
 Batch = dict[str, Tensor]
 IGNORE = -100
+CHANGED = "What was handed in belongs to the caller: work on a copy, such as `sorted(...)` or `list + list` makes."
 
 
 def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
@@ -28,19 +29,24 @@ def check_padding_share(answer: Callable[[Sequence[int], Sequence[Sequence[int]]
     cases = {"lengths 1, 3, 4, 4, 2 in batches (0, 1), (2, 3, 4)": ([1, 3, 4, 4, 2], [[0, 1], [2, 3, 4]])}
     for number in (1, 2, 3):
         lengths = [random.randint(1, 90) for _ in range(23)]
-        rows = random.sample(range(23), 20)  # not all rows are used, so lengths must be looked up
-        cases[f"random batches {number}"] = (lengths, [rows[:8], rows[8:11], rows[11:]])
+        rows = random.sample(range(23), 20 - number)  # not all rows are used, so lengths must be looked up
+        cases[f"random batches {number}"] = (lengths, [rows[:8], rows[8:11], rows[11:12], rows[12:]])
+    cases["no padding at all"] = ([7, 7, 2, 7], [[0], [1, 3]])
     for name, (lengths, batches) in cases.items():
-        share = answer(list(lengths), [list(batch) for batch in batches])
+        given = (list(lengths), [list(batch) for batch in batches])
+        share = answer(*given)
         report.need(
             f"{name}: returns a number",
             isinstance(share, float | int) and not isinstance(share, bool),
-            f"It returned {type(share).__name__}; a plain number is wanted.",
+            f"It returned {type(share).__name__}; a plain number is wanted, such as `.item()` makes of a tensor.",
         )
         mask = [[t < lengths[i] for t in range(max(lengths[j] for j in batch))] for batch in batches for i in batch]
         cells = [cell for row in mask for cell in row]
         right = cells.count(False) / len(cells)
-        report.need(f"{name}: {right:.4f}", abs(share - right) < 1e-9, _likely_share(share, right, lengths, batches))
+        report.need(
+            f"{name}: {right:.4f}", bool(abs(share - right) < 1e-6), _likely_share(share, right, lengths, batches)
+        )
+        report.need(f"{name}: lengths and batches are as before", given == (lengths, batches), CHANGED)
 
 
 def _likely_share(share: float, right: float, lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> str:
@@ -56,16 +62,17 @@ def _likely_share(share: float, right: float, lengths: Sequence[int], batches: S
         "Every batch is padded to the longest row there is. Its own longest row is enough.": 1
         - sum(used) / (len(used) * max(lengths)),
     }
-    fits = [text for text, value in guesses.items() if abs(share - value) < 1e-9]
+    fits = [text for text, value in guesses.items() if abs(share - value) < 1e-6]
     return fits[0] if fits else f"It returned {share:.4f}, and {right:.4f} is right. Draw the first case on paper."
 
 
 def rows_to_batch(rows: list[list[int]], pad_id: int) -> Batch:
-    """One batch from rows of token ids: a dict of three tensors ``[B,T]``, padded on the right.
+    """One batch from rows of two or more token ids: a dict of three tensors ``[B,T]``, padded on the right.
 
     A row of n ids gives n - 1 positions: its first n - 1 ids are inputs, its last n - 1 ids are labels. T is the
     largest n - 1 of the batch. Behind a row's end stand ``pad_id`` in ``input_ids``, -100 in ``labels`` and False in
-    ``attention_mask``, which is a bool tensor, True at real inputs. ``pad_id`` may also be a token of the text.
+    ``attention_mask``, which is a bool tensor, True at real inputs; the other two are int64. ``pad_id`` may also be a
+    token of the text. The rows themselves stay as they are.
     """
     T = max(len(row) - 1 for row in rows)
     batch = {
@@ -83,13 +90,16 @@ def rows_to_batch(rows: list[list[int]], pad_id: int) -> Batch:
 
 def check_rows_to_batch(answer: Callable[[list[list[int]], int], Batch], report: Report) -> None:
     """The small case of the lesson, then random rows in which the padding's id is also a token."""
-    more = [[random.randint(0, 5) for _ in range(n)] for n in random.sample(range(3, 12), 4)]
+    more = [[random.randint(0, 5) for _ in range(n)] for n in (2, *random.sample(range(4, 12), random.randint(2, 5)))]
+    pad = random.randint(0, 5)
     for rows, pad_id, name in (
         ([[5, 6, 2], [5, 6, 7, 8, 2]], 2, "rows [5,6,2] and [5,6,7,8,2]"),
-        ([*more, [3, 3, 3]], 3, "five random rows"),
+        ([*more, [pad, pad, (pad + 1) % 6]], pad, "random rows"),
     ):
         T = max(map(len, rows)) - 1
-        batch = answer([list(row) for row in rows], pad_id)
+        given = [list(row) for row in rows]
+        batch = answer(given, pad_id)
+        report.need(f"{name}: the rows are as before", given == rows, CHANGED)
         _need_tensors(report, name, batch, ("input_ids", "labels", "attention_mask"), (len(rows), T))
         wanted = [row[1:] + [IGNORE] * (T - len(row) + 1) for row in rows]
         labels = batch["labels"].tolist()
@@ -144,8 +154,9 @@ def _likely_labels(labels: list[list[int]], wanted: list[list[int]], rows: list[
 def restarted_positions(doc_ids: Tensor) -> Tensor:
     """Positions ``[B,T]`` (int64) for packed rows: each counted from 0 at the start of its document.
 
-    ``doc_ids`` ``[B,T]`` says which document of its row a position belongs to. A document is a run of equal ids; -1 is
-    padding, where the position is 0.
+    ``doc_ids`` ``[B,T]`` says which document of its row a position belongs to. A document is a run of equal ids, 0 or
+    more, in no particular order; no two documents of a row share an id. -1 is padding, where the position is 0; it may
+    stand at either end of a row. ``doc_ids`` stays as it is.
     """
     place = torch.arange(doc_ids.shape[1]).expand_as(doc_ids)
     begins = torch.ones_like(doc_ids, dtype=torch.bool)
@@ -155,11 +166,15 @@ def restarted_positions(doc_ids: Tensor) -> Tensor:
 
 
 def check_restarted_positions(answer: Callable[[Tensor], Tensor], report: Report) -> None:
-    """A row on paper first, then random rows that end in padding or do not."""
+    """A row on paper first, then random rows with padding at an end or without, one of them nothing else."""
     cases = {"[0, 0, 0, 1, 1, -1, -1]": torch.tensor([[0, 0, 0, 1, 1, -1, -1]])}
-    cases["four random rows"] = torch.tensor([_random_ids(17, pad) for pad in (0, 3, 1, 6)])
+    T = random.randint(15, 20)
+    rows = [_random_ids(T, pad) for pad in (0, 0, 3, 6)]
+    rows[1] = [rows[0][-1] if number == rows[1][0] else number + 90 for number in rows[1]]  # the last id goes on below
+    cases["random rows"] = torch.tensor([*rows, [-1] * T, _random_ids(T, 4)[::-1]])
     for name, doc_ids in cases.items():
-        positions = answer(doc_ids.clone())
+        given = doc_ids.clone()
+        positions = answer(given)
         report.need(
             f"{name}: an int64 tensor of the same shape",
             isinstance(positions, Tensor) and positions.shape == doc_ids.shape and positions.dtype == torch.int64,
@@ -168,12 +183,14 @@ def check_restarted_positions(answer: Callable[[Tensor], Tensor], report: Report
         wanted = [_count(line) for line in doc_ids.tolist()]
         got = positions.tolist()
         report.need(f"{name}: {wanted[0]}", got == wanted, _likely_positions(got, wanted, doc_ids))
+        report.need(f"{name}: doc_ids are as before", torch.equal(given, doc_ids), CHANGED)
 
 
 def _random_ids(T: int, padding: int) -> list[int]:
     ids: list[int] = []
+    numbers = iter(random.sample(range(30), 30))
     while len(ids) < T - padding:
-        ids += [ids[-1] + 1 if ids else 0] * random.randint(2, 5)
+        ids += [next(numbers)] * random.randint(1, 5)
     return ids[: T - padding] + [-1] * padding
 
 
@@ -208,7 +225,7 @@ def pack_in_order(documents: list[list[int]], row_length: int) -> Batch:
     only. It goes behind the one before it if that row still has n - 1 positions free, and otherwise begins a new row.
     Returns ``input_ids``, ``labels``, ``doc_ids`` and ``positions``, each ``[rows, row_length]`` and int64. In each
     row documents are numbered from 0, and positions start at 0 in each document. The rest of a row holds 0, -100, -1
-    and 0.
+    and 0. The documents themselves stay as they are.
     """
     names = {"input_ids": 0, "labels": -100, "doc_ids": -1, "positions": 0}
     rows = []
@@ -229,15 +246,22 @@ def pack_in_order(documents: list[list[int]], row_length: int) -> Batch:
 
 def check_pack_in_order(answer: Callable[[list[list[int]], int], Batch], report: Report) -> None:
     """A small case on paper, then random documents whose tokens tell where they came from."""
-    lengths = [random.randint(2, 11) for _ in range(14)]
+    width = random.randint(7, 12)
+    lengths = [4, width + 1, 3, *(random.randint(2, width + 1) for _ in range(10))]
+    random_ones = [[100 * i + k for k in range(n)] for i, n in enumerate(lengths, 1)]
+    random_ones.insert(random.randint(3, 13), [0, 7, 0])  # 0 is a token like any other
     for documents, T, name in (
         ([[1, 2, 3], [4, 5, 6], [7, 8]], 4, "[1,2,3], [4,5,6], [7,8] in rows of 4"),
-        ([[100 * i + k for k in range(n)] for i, n in enumerate(lengths, 1)], 10, "14 random documents in rows of 10"),
+        (random_ones, width, f"14 random documents in rows of {width}"),
     ):
-        packed = answer([list(document) for document in documents], T)
+        given = [list(document) for document in documents]
+        packed = answer(given, T)
+        report.need(f"{name}: the documents are as before", given == documents, CHANGED)
         wanted = _packed_by_hand(documents, T)
         rows = len(wanted["labels"])
         _need_tensors(report, name, packed, tuple(wanted), (None, T))
+        alike = len({packed[key].shape for key in wanted}) == 1
+        report.need(f"{name}: all four have the same shape", alike, "They differ in their number of rows.")
         got = {key: packed[key].tolist() for key in wanted}
         pairs = [
             (a, b)
@@ -309,10 +333,13 @@ def _need_tensors(
     shown = ["rows" if size is None else size for size in shape]
     for key in keys:
         value = batch[key]
-        fits = isinstance(value, Tensor) and value.dim() == 2 and not value.is_floating_point()
+        fits = isinstance(value, Tensor) and value.dim() == 2
         fits = fits and all(want in (None, size) for want, size in zip(shape, value.shape, strict=True))
         likely = f"{key} is {_what(value)}. n ids give n - 1 positions: the last id has nothing after it."
-        report.need(f"{name}: {key} is {shown}, whole numbers", fits, likely)
+        report.need(f"{name}: {key} is {shown}", fits, likely)
+        if key != "attention_mask":
+            likely = f"{key} is {_what(value)}; torch.int64 is what embeddings and losses take."
+            report.need(f"{name}: {key} is int64", value.dtype == torch.int64, likely)
 
 
 def _what(value: object) -> str:

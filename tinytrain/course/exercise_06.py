@@ -14,7 +14,6 @@ from tinytrain.course.exercises import Exercise, Report
 from tinytrain.model import GPT, ModelConfig
 
 Batch = dict[str, Tensor]
-V = 13  # kinds of token in the first exercise
 
 
 def add_up(model: nn.Module, micro_batches: list[dict[str, Tensor]]) -> float:
@@ -24,7 +23,7 @@ def add_up(model: nn.Module, micro_batches: list[dict[str, Tensor]]) -> float:
     be predicted; shapes differ between micro-batches. One may be without any target, but not all of them. No attention
     mask is needed: padding comes last, and no position looks ahead. Run forward and backward for one micro-batch before
     the next one's forward, so that only one holds its activations at a time. What is in ``.grad`` already stays, and
-    yours is added.
+    yours is added; a ``.grad`` that is None counts as zeros. Weights and micro-batches stay as they are.
     """
     targets = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
     total = 0.0
@@ -38,14 +37,15 @@ def add_up(model: nn.Module, micro_batches: list[dict[str, Tensor]]) -> float:
 
 def check_add_up(answer: Callable[[nn.Module, list[Batch]], float], report: Report) -> None:
     """Compare with the gradient of all tokens at once, for unequal micro-batches, and with one that is all padding."""
-    _check_add_up(answer, report, "unequal micro-batches", _micro_batches(empty=False))
-    _check_add_up(answer, report, "one without targets", _micro_batches(empty=True))
+    for case in ("unequal micro-batches", "one without targets", "no gradient before"):
+        V = random.randint(9, 17)  # kinds of token
+        _check_add_up(answer, report, case, _Watched(V), _micro_batches(V, empty=case == "one without targets"))
 
 
 class _Watched(nn.Module):
     """A tiny model that notes each forward (f) and each backward (b)."""
 
-    def __init__(self) -> None:
+    def __init__(self, V: int) -> None:
         super().__init__()
         self.embedding, self.head, self.events = nn.Embedding(V, 8), nn.Linear(8, V), ""
         self.head.weight.register_hook(self._backward)
@@ -58,8 +58,9 @@ class _Watched(nn.Module):
         self.events += "b"
 
 
-def _micro_batches(*, empty: bool) -> list[Batch]:
-    shapes = [(random.randint(1, 4), random.randint(9, 12)), (2, 3), (random.randint(3, 5), random.randint(5, 7))]
+def _micro_batches(V: int, *, empty: bool) -> list[Batch]:
+    shapes = [(random.randint(1, 4), random.randint(9, 12)), (2, 3)]
+    shapes += [(random.randint(3, 5), random.randint(5, 7)) for _ in range(random.randint(1, 2))]
     batches = [{"input_ids": torch.randint(0, V, s), "labels": torch.randint(0, V, s)} for s in shapes]
     batches[0]["labels"][0, 2:] = -100
     batches[1]["labels"][:, 1:] = -100
@@ -69,34 +70,53 @@ def _micro_batches(*, empty: bool) -> list[Batch]:
     return batches
 
 
-def _check_add_up(answer: Callable[..., float], report: Report, case: str, batches: list[Batch]) -> None:
-    model = _Watched()
+def _check_add_up(
+    answer: Callable[..., float], report: Report, case: str, model: _Watched, batches: list[Batch]
+) -> None:
     wanted, gradient, others = _by_hand(model, batches)
-    before = {p: torch.randn_like(p) for p in model.parameters()}
+    fresh = case == "no gradient before"
+    before = {p: torch.zeros_like(p) if fresh else torch.randn_like(p) for p in model.parameters()}
     for p, old in before.items():
-        p.grad = old.clone()
-    value = answer(model, copy.deepcopy(batches))
+        p.grad = None if fresh else old.clone()
+    given, weights = copy.deepcopy(batches), [p.detach().clone() for p in model.parameters()]
+    try:
+        value = answer(model, given)
+    except (TypeError, AttributeError) as error:
+        if not fresh:
+            raise
+        report.need(f"{case}: it runs", False, f"A `.grad` may be None, as at the start of a run: {error}")
+        return
     added = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).flatten() for p in before])
     old = torch.cat([old.flatten() for old in before.values()])
     report.need(
         f"{case}: returns a float",
-        type(value) is float,
+        isinstance(value, float),
         f"It returned {type(value).__name__}; `.item()` makes a number of a tensor.",
     )
-    likely = _likely_divisor(value, others)
+    close = bool(abs(value - wanted) <= 1e-4)
+    likely = "" if close else _likely_divisor(value, others)
     kept = bool((added - old - gradient).norm() <= 1e-4 * gradient.norm())
     if not kept and bool((added - gradient).norm() <= 1e-4 * gradient.norm()):
         likely = "The gradients that were there before are gone. Zeroing is the caller's business here."
-    elif not kept and abs(value - wanted) <= 1e-4 and not likely:
+    elif not kept and close:
         likely = "The loss is right and the gradient is not: what did you call `backward` on, and how often?"
-    report.need(f"{case}: the loss is the mean over all targets", abs(value - wanted) <= 1e-4, likely)
+    report.need(f"{case}: the loss is the mean over all targets", close, likely)
     report.need(f"{case}: its gradient was added to .grad", kept, likely)
+    same = all(torch.equal(p, old) for p, old in zip(model.parameters(), weights, strict=True))
+    report.need(
+        f"{case}: the weights are as before", same, "It changed the weights. An update is the caller's business."
+    )
+    same = len(given) == len(batches) and all(
+        set(mine) == set(b) and all(torch.equal(mine[name], b[name]) for name in b)
+        for mine, b in zip(given, batches, strict=True)
+    )
+    report.need(f"{case}: the micro-batches are as before", same, "What was handed in belongs to the caller.")
     if "without" not in case:
         report.need(
             f"{case}: one micro-batch at a time",
-            "ff" not in model.events,
-            "It ran forward for a second micro-batch before the first one's backward, so all of them held their "
-            "activations at once: right, but without the memory that accumulation is for.",
+            "ff" not in model.events and model.events.count("f") >= len(batches),
+            "It ran forward for a second micro-batch before the first one's backward, or for several in one, so all of "
+            "them held their activations at once: right, but without the memory that accumulation is for.",
         )
 
 
@@ -144,7 +164,7 @@ def epoch_losses(sums: list[float], counts: list[int], window: int) -> list[floa
 
     Micro-batch i has a summed loss of ``sums[i]`` nats over ``counts[i]`` targets, at least 1. Each ``window``
     micro-batches that follow one another make one update. Those that are left at the end make one more, if there are
-    any. An update's loss is the mean over its own targets.
+    any. An update's loss is the mean over its own targets. The two lists stay as they are.
     """
     losses = []
     for start in range(0, len(sums), window):
@@ -154,35 +174,56 @@ def epoch_losses(sums: list[float], counts: list[int], window: int) -> list[floa
 
 
 def check_epoch_losses(answer: Callable[[list[float], list[int], int], list[float]], report: Report) -> None:
-    """Epochs that divide evenly, that leave some, and that are shorter than one window."""
+    """Epochs that divide evenly, that leave some, that are shorter than one window, and windows of 1."""
     window = random.randint(3, 6)
+    full = random.randint(2, 4)
     cases = {
-        "full windows": 3 * window,
-        "some left over": 2 * window + random.randint(1, window - 1),
-        "fewer than one window": random.randint(1, window - 1),
+        "full windows": (full * window, window),
+        "some left over": (full * window + random.randint(1, window - 1), window),
+        "fewer than one window": (random.randint(1, window - 1), window),
+        "a window of 1": (random.randint(3, 6), 1),
     }
-    for case, n in cases.items():
+    for case, (n, window) in cases.items():
         counts = [random.randint(1, 60) for _ in range(n)]
         sums = [count * random.uniform(1, 5) for count in counts]
-        losses = answer(list(sums), list(counts), window)
+        given = (list(sums), list(counts))
+        losses = answer(*given, window)
         report.need(
             f"{case}: returns a list of floats",
             isinstance(losses, list) and all(isinstance(loss, float) for loss in losses),
-            f"It returned {type(losses).__name__}.",
+            f"It returned {type(losses).__name__}"
+            + (
+                f" of {', '.join(sorted({type(loss).__name__ for loss in losses}))}."
+                if isinstance(losses, list)
+                else "."
+            ),
         )
         right = [_mean(sums[i : i + window], counts[i : i + window]) for i in range(0, n, window)]
-        report.need(f"{case}: {len(right)} updates", len(losses) == len(right), _likely_number(losses, right, n))
-        agree = all(abs(loss - wanted) <= 1e-6 for loss, wanted in zip(losses, right, strict=True))
+        report.need(
+            f"{case}: {len(right)} updates",
+            len(losses) == len(right),
+            _likely_number(losses, right, sums, counts, window),
+        )
+        agree = all(abs(loss - wanted) <= 1e-5 for loss, wanted in zip(losses, right, strict=True))
         report.need(f"{case}: each is the mean over its own targets", agree, _likely_loss(losses, sums, counts, window))
+        report.need(
+            f"{case}: the two lists are as before",
+            given == (sums, counts),
+            "What was handed in belongs to the caller: take slices, and leave the lists as they are.",
+        )
 
 
 def _mean(sums: list[float], counts: list[int]) -> float:
     return sum(sums) / sum(counts)
 
 
-def _likely_number(losses: list[float], right: list[float], n: int) -> str:
-    if len(losses) == n:
+def _likely_number(losses: list[float], right: list[float], sums: list[float], counts: list[int], window: int) -> str:
+    if len(losses) == len(sums):
         return "That is one update for each micro-batch. An update comes after `window` of them."
+    if losses and len(losses) == len(right) - 1:
+        last = (len(losses) - 1) * window
+        if abs(losses[-1] - _mean(sums[last:], counts[last:])) <= 1e-5:
+            return "The micro-batches left over at the end joined the window before. They make an update of their own."
     if len(losses) < len(right):
         return "The micro-batches left over at the end made no update: their tokens were never trained on."
     return "There are too many updates."
@@ -209,9 +250,9 @@ def _likely_loss(losses: list[float], sums: list[float], counts: list[int], wind
         (running, "An update took in the windows before it: start each one from nothing, as `zero_grad` does."),
     ]
     for values, words in candidates:
-        if all(abs(a - b) <= 1e-6 for a, b in zip(losses, values, strict=True)):
+        if all(abs(a - b) <= 1e-5 for a, b in zip(losses, values, strict=True)):
             return words
-    same = all(abs(a - b) <= 1e-6 for a, b in zip(losses[:-1], first, strict=True))
+    same = all(abs(a - b) <= 1e-5 for a, b in zip(losses[:-1], first, strict=True))
     if same and len(losses) > 1:
         return "Only the last update is wrong: divide what is left by what it holds."
     return "Do the windows begin at the first micro-batch, and follow one another without a gap?"
@@ -223,8 +264,9 @@ def is_right(accumulate: Callable, model: nn.Module) -> bool:
     ``micro_batches`` is a list of dicts with ``input_ids`` and ``labels`` ``[B,T]``, -100 where nothing is to be
     predicted; make up your own. ``model(input_ids)`` gives logits; it is a small ``GPT`` for 256 tokens and up to 16
     positions, with dropout 0.1 and in training mode; no position looks ahead, so targets left out at a row's end need
-    no attention mask. ``accumulate`` must be right for micro-batches with unequal numbers of targets, too. A difference
-    of less than 1e-5 of the gradient's length is rounding.
+    no attention mask. ``accumulate`` must be right for micro-batches with unequal numbers of targets, too; call it with
+    no gradient there before. A difference of less than 1e-5 of the gradient's length is rounding, and one of 1e-3 is
+    not.
     """
     model.eval()  # otherwise each forward pass drops something else
     ids = torch.randint(0, 256, (6, 17))
@@ -282,12 +324,58 @@ def _last_only(model: nn.Module, micro_batches: list[Batch]) -> float:
     return total
 
 
+def _uphill(model: nn.Module, micro_batches: list[Batch]) -> float:
+    """The right length, the wrong sign."""
+    total = add_up(model, micro_batches)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.neg_()
+    return total
+
+
+def _too_long(model: nn.Module, micro_batches: list[Batch]) -> float:
+    """Each gradient a thousandth longer."""
+    total = add_up(model, micro_batches)
+    for p in model.parameters():
+        if p.grad is not None:
+            p.grad.mul_(1.001)
+    return total
+
+
+def _right_in_one(kept: int) -> Callable[[nn.Module, list[Batch]], float]:
+    """Right in the gradient of one parameter, the first (0) or the last (-1), and in no other."""
+
+    def accumulate(model: nn.Module, micro_batches: list[Batch]) -> float:
+        total = add_up(model, micro_batches)
+        parameters = [p for p in model.parameters() if p.grad is not None]
+        for p in parameters:
+            if p is not parameters[kept]:
+                p.grad.mul_(2)
+        return total
+
+    return accumulate
+
+
+def _wrong_in_one(model: nn.Module, micro_batches: list[Batch]) -> float:
+    """Doubles one parameter's gradient, drawn anew among those that a comparison of all can see."""
+    total = add_up(model, micro_batches)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    length = max(gradient.norm() for gradient in gradients)
+    random.choice([gradient for gradient in gradients if gradient.norm() > 0.01 * length]).mul_(2)
+    return total
+
+
 SUSPECTS = {
     "a right one": (_honest, True),
     "a right one that adds up in another order": (_honest_backwards, True),
     "one that takes the mean of means": (_mean_of_means, False),
     "one whose gradient is too long, with the right loss": (_undivided, False),
     "one that keeps only the last gradient, with the right loss": (_last_only, False),
+    "one whose gradient has the right length and the wrong sign": (_uphill, False),
+    "one whose gradient is a thousandth too long": (_too_long, False),
+    "one that is right in the first parameter only": (_right_in_one(0), False),
+    "one that is right in the last parameter only": (_right_in_one(-1), False),
+    "one that is wrong in one parameter only": (_wrong_in_one, False),
 }
 
 
@@ -334,7 +422,10 @@ def _likely_test(right: bool, seen: list[tuple[bool, list[int]]]) -> str:
         return (
             "It lets a wrong one pass: all your micro-batches have the same number of targets, and there it is right."
         )
-    return "It lets a wrong one pass. Compare the whole gradient, and not the loss, its direction or one parameter."
+    return (
+        "It lets a wrong one pass. Compare the whole gradient, and not the loss, its direction, its length or one "
+        "parameter; and allow for rounding only."
+    )
 
 
 EXERCISES = (

@@ -24,10 +24,7 @@ def run_notebook(path: Path) -> float:
     Its made cells (navigation, exercises) are made anew first. An error in a cell leaves the file as it was. What
     only this machine's run knows is left out of the file: widgets and execution times.
     """
-    notebook = nbformat.read(path, as_version=4)
-    lesson = next((lesson for lesson in SERIES if lesson.file == path.name), None)
-    if lesson is not None:
-        refresh(notebook, lesson, path.parent)
+    notebook = _read_fresh(path)
     before = os.times()
     where = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_S, kernel_name="python3", resources=where)
@@ -37,6 +34,20 @@ def run_notebook(path: Path) -> float:
     nbformat.write(notebook, path)
     used = (after.children_user - before.children_user) + (after.children_system - before.children_system)
     return used
+
+
+def _read_fresh(path: Path) -> nbformat.NotebookNode:
+    """The notebook with its made cells as they should be."""
+    notebook = nbformat.read(path, as_version=4)
+    if lesson := next((lesson for lesson in SERIES if lesson.file == path.name), None):
+        refresh(notebook, lesson, path.parent)
+    return notebook
+
+
+def refresh_all(folder: Path) -> None:
+    """Make the made cells of all notebooks in ``folder`` anew, without running anything."""
+    for path in sorted(folder.glob("*.ipynb")):
+        nbformat.write(_read_fresh(path), path)
 
 
 def clean(notebook: nbformat.NotebookNode) -> None:

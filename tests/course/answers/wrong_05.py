@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from tinytrain.batches import collate, padding_waste
@@ -131,6 +132,87 @@ def padding_has_targets(documents, row_length):
     return changed(packed, labels=packed["labels"].clamp(min=0))
 
 
+def as_int32(answer):
+    return lambda *given: {k: t if t.dtype == torch.bool else t.int() for k, t in answer(*given).items()}
+
+
+def sorts_in_place(lengths, batches):
+    for batch in batches:
+        batch.sort(key=lengths.__getitem__)
+    return padding_waste(lengths, batches)
+
+
+def pads_in_place(rows, pad_id):
+    batch = rows_to_batch(rows, pad_id)
+    for row in rows:
+        row += [pad_id] * (max(map(len, rows)) - len(row))
+    return batch
+
+
+def across_rows(doc_ids):
+    """One long row, so that a document goes on at the start of the row below."""
+    return restarted_positions(doc_ids.reshape(1, -1)).reshape(doc_ids.shape)
+
+
+def new_document_if_larger(doc_ids):
+    begins = torch.ones_like(doc_ids, dtype=torch.bool)
+    begins[:, 1:] = doc_ids[:, 1:] > doc_ids[:, :-1]
+    start = torch.where(begins, whole_row(doc_ids), 0).cummax(1).values
+    return (whole_row(doc_ids) - start).masked_fill(doc_ids < 0, 0)
+
+
+def padding_at_the_end_only(doc_ids):
+    """Counts from the row's first position on, whatever it holds, and never asks for padding but at the end."""
+    positions = positions_by_counting(doc_ids + 1)
+    tail = (doc_ids >= 0).flip(1).cumsum(1).flip(1) == 0
+    return positions.masked_fill(tail, 0)
+
+
+def marks_in_place(doc_ids):
+    positions = restarted_positions(doc_ids)
+    doc_ids[doc_ids < 0] = 0
+    return positions
+
+
+def goes_back(documents, row_length):
+    """First fit: each document into the first row that still has room."""
+    rows = []
+    for document in documents:
+        n = len(document) - 1
+        fits = (row for row in rows if sum(len(each) - 1 for each in row) + n <= row_length)
+        row = next(fits, None)
+        if row is None:
+            rows.append([document])
+        else:
+            row.append(document)
+    return stacked([pack_in_order(row, row_length) for row in rows])
+
+
+def zero_is_no_token(documents, row_length):
+    packed = pack_in_order(documents, row_length)
+    return changed(packed, labels=packed["labels"].masked_fill(packed["input_ids"] == 0, PAD))
+
+
+def pops(documents, row_length):
+    packed = pack_in_order(documents, row_length)
+    while documents:
+        documents.pop()
+    return packed
+
+
+def a_row_less_of_labels(documents, row_length):
+    packed = pack_in_order(documents, row_length)
+    return changed(packed, labels=packed["labels"][:-1])
+
+
+def positions_by_counting(doc_ids):
+    positions = torch.zeros_like(doc_ids)
+    for t in range(1, doc_ids.shape[1]):
+        same = doc_ids[:, t] == doc_ids[:, t - 1]
+        positions[:, t] = torch.where(same & (doc_ids[:, t] >= 0), positions[:, t - 1] + 1, 0)
+    return positions
+
+
 WRONG = {
     1: {
         "mean of shares": (lambda L, B: sum(share_of(L, b) for b in B) / len(B), "mean of the batches' own shares"),
@@ -148,6 +230,7 @@ WRONG = {
             "Its own longest row is enough",
         ),
         "a tensor": (lambda L, B: torch.tensor(padding_waste(L, B)), "It returned Tensor"),
+        "sorts in place": (sorts_in_place, "belongs to the caller"),
         "nothing": (lambda L, B: 0.0, "Draw the first case on paper"),
     },
     2: {
@@ -160,6 +243,8 @@ WRONG = {
         "attention by value": (mask_by_value, "An id equal to pad_id inside a row is a token"),
         "attention as integers": (mask_of_targets_only, "as a bool tensor"),
         "left padding": (on_the_left, "at the right edge"),
+        "int32": (as_int32(rows_to_batch), "torch.int64 is what"),
+        "pads in place": (pads_in_place, "belongs to the caller"),
         "no mask": (lambda rows, pad_id: {"input_ids": 0, "labels": 0}, "It returned ['input_ids', 'labels']"),
     },
     3: {
@@ -175,6 +260,10 @@ WRONG = {
             lambda ids: (whole_row(ids) - (ids == ids.amax(1, keepdim=True)).int().argmax(1)[:, None]).clamp(min=0),
             "Where is the start of the document",
         ),
+        "across rows": (across_rows, "Where is the start of the document"),
+        "larger ids only": (new_document_if_larger, "Where is the start of the document"),
+        "padding only at the end": (padding_at_the_end_only, "At padding, where doc_ids is -1"),
+        "marks in place": (marks_in_place, "belongs to the caller"),
         "floats": (lambda ids: restarted_positions(ids).float(), "torch.float32"),
     },
     4: {
@@ -186,17 +275,14 @@ WRONG = {
         "filler belongs to document 0": (filler_is_the_first_document, "padding would pass for a part"),
         "numbered through": (numbered_through, "numbered from 0 in each row"),
         "positions run on": (positions_run_on, "from 0 in each document"),
+        "goes back": (goes_back, "are not gone back to"),
+        "0 is no token": (zero_is_no_token, "pairs of neighbours are in the documents"),
+        "pops": (pops, "belongs to the caller"),
+        "int32": (as_int32(pack_in_order), "torch.int64 is what"),
+        "a row less of labels": (a_row_less_of_labels, "differ in their number of rows"),
         "a list": (lambda documents, row_length: documents, "It returned list"),
     },
 }
-
-
-def positions_by_counting(doc_ids):
-    positions = torch.zeros_like(doc_ids)
-    for t in range(1, doc_ids.shape[1]):
-        same = doc_ids[:, t] == doc_ids[:, t - 1]
-        positions[:, t] = torch.where(same & (doc_ids[:, t] >= 0), positions[:, t - 1] + 1, 0)
-    return positions
 
 
 def packed_from_lists(documents, row_length):
@@ -212,8 +298,19 @@ def packed_from_lists(documents, row_length):
 
 
 RIGHT = {
-    1: {"the package's": padding_waste},
+    1: {
+        "the package's": padding_waste,
+        "in numpy": lambda L, B: (
+            1 - np.sum([L[i] for b in B for i in b]) / np.sum([len(b) * max(L[i] for i in b) for b in B])
+        ),
+        "in float32": lambda L, B: torch.tensor(padding_waste(L, B), dtype=torch.float32).item(),
+    },
     2: {"the package's": lambda rows, pad_id: collate(rows, pad_id=pad_id)},
-    3: {"one column after the other": positions_by_counting},
+    3: {
+        "one column after the other": positions_by_counting,
+        "counts equals before": lambda ids: ((ids[:, :, None] == ids[:, None, :]).tril().sum(-1) - 1).masked_fill(
+            ids < 0, 0
+        ),
+    },
     4: {"from lists of four numbers": packed_from_lists},
 }

@@ -1,5 +1,6 @@
 """Answers to the exercises of notebook 06: wrong ones with what they must be told, and other right ones."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -50,6 +51,16 @@ def all_at_once(model, micro_batches):
     return loss.item()
 
 
+def joined_to_one(model, micro_batches):
+    """One large batch, padded: what the micro-batches were there to avoid."""
+    T = max(b["labels"].shape[1] for b in micro_batches)
+    ids = torch.cat([F.pad(b["input_ids"], (0, T - b["input_ids"].shape[1])) for b in micro_batches])
+    labels = torch.cat([F.pad(b["labels"], (0, T - b["labels"].shape[1]), value=-100) for b in micro_batches])
+    loss = cross_entropy(model(ids), labels)
+    loss.backward()
+    return loss.item()
+
+
 def right_loss_only(model, micro_batches):
     total = 0.0
     for batch in micro_batches:
@@ -68,6 +79,37 @@ def weighted_means(model, micro_batches):
             part.backward()
             total += part.item()
     return total
+
+
+def adds_to_grad_itself(model, micro_batches):
+    """Needs a ``.grad`` that is there already."""
+    total, parameters = 0.0, list(model.parameters())
+    for batch in micro_batches:
+        part = cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="sum")
+        part = part / all_targets(batch, micro_batches)
+        for p, gradient in zip(parameters, torch.autograd.grad(part, parameters), strict=True):
+            p.grad += gradient
+        total += part.item()
+    return total
+
+
+def updates_too(model, micro_batches):
+    total = added(all_targets)(model, micro_batches)
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+    return total
+
+
+def clamps_labels_in_place(model, micro_batches):
+    total = added(all_targets)(model, micro_batches)
+    for batch in micro_batches:
+        batch["labels"].clamp_(min=0)
+    return total
+
+
+def in_numpy(model, micro_batches):
+    return np.float64(added(all_targets)(model, micro_batches))
 
 
 def windows(sums, window):
@@ -118,6 +160,23 @@ def partial_first(sums, counts, window):
     return [sum(sums[a:b]) / sum(counts[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
+def eats_its_lists(sums, counts, window):
+    losses = []
+    while sums:
+        losses.append(sum(sums[:window]) / sum(counts[:window]))
+        del sums[:window], counts[:window]
+    return losses
+
+
+def in_float32(sums, counts, window):
+    pieces = zip(torch.tensor(sums).split(window), torch.tensor(counts).split(window), strict=True)
+    return [(a.sum() / b.sum()).item() for a, b in pieces]
+
+
+def numpy_floats(sums, counts, window):
+    return [np.sum(sums[w]) / np.sum(counts[w]) for w in windows(sums, window)]
+
+
 def loop_with_a_flag(sums, counts, window):
     losses, total, targets = [], 0.0, 0
     for i, (own, n) in enumerate(zip(sums, counts, strict=True), 1):
@@ -165,6 +224,25 @@ def same_direction(found, wanted, _value, _loss):
     return torch.nn.functional.cosine_similarity(found, wanted, dim=0) > 0.99999
 
 
+def same_length(found, wanted, _value, _loss):
+    return abs(found.norm() - wanted.norm()) <= 1e-5 * wanted.norm()
+
+
+def same_length_and_loss(found, wanted, value, loss):
+    return same_length(found, wanted, value, loss) and abs(value - loss) < 1e-5
+
+
+def kindly(found, wanted, _value, _loss):
+    return (found - wanted).norm() <= 0.05 * wanted.norm()
+
+
+def same_part(part):
+    def agree(found, wanted, _value, _loss):
+        return (found[part] - wanted[part]).norm() <= 1e-5 * wanted[part].norm()
+
+    return agree
+
+
 def identical(found, wanted, _value, _loss):
     return torch.equal(found, wanted)
 
@@ -180,7 +258,11 @@ WRONG = {
         "0/0 for an empty one": (torchs_means, "0/0"),
         "forgets what was there": (added(all_targets, zero=True), "are gone"),
         "holds all activations": (all_at_once, "without the memory"),
+        "joins them to one": (joined_to_one, "without the memory"),
         "logs another loss than it trains on": (right_loss_only, "The loss is right and the gradient is not"),
+        "adds to .grad itself": (adds_to_grad_itself, "may be None"),
+        "updates too": (updates_too, "It changed the weights"),
+        "clamps labels in place": (clamps_labels_in_place, "belongs to the caller"),
         "a tensor": (added(all_targets, tensor=True), "It returned Tensor"),
     },
     2: {
@@ -189,8 +271,10 @@ WRONG = {
         "the mean of means, by the window": (divides_by_window, "mean of the micro-batches' means"),
         "the mean of means": (mean_of_means, "mean of the micro-batches' means"),
         "an update per micro-batch": (every_micro_batch, "one update for each micro-batch"),
-        "joins the tail to the window before": (joins_the_tail, "never trained on"),
+        "joins the tail to the window before": (joins_the_tail, "joined the window before"),
         "never zeroes": (never_zeroed, "as `zero_grad` does"),
+        "eats its lists": (eats_its_lists, "belongs to the caller"),
+        "tensors in the list": (lambda s, c, w: [torch.tensor(x) for x in means(s, c)], "It returned list of Tensor"),
         "the partial window first": (partial_first, "begin at the first micro-batch"),
     },
     3: {
@@ -198,6 +282,11 @@ WRONG = {
         "dropout on": (tester(mode="train"), "Dropout was on"),
         "compares losses": (tester(agree=same_loss), "and not the loss"),
         "compares directions": (tester(agree=same_direction), "its direction"),
+        "compares lengths": (tester(agree=same_length), "its length"),
+        "compares lengths and losses": (tester(agree=same_length_and_loss), "its length"),
+        "allows for a lot": (tester(agree=kindly), "allow for rounding only"),
+        "compares the first parameter": (tester(agree=same_part(slice(4096))), "or one parameter"),
+        "compares the last parameter": (tester(agree=same_part(slice(-16, None))), "or one parameter"),
         "allows for no rounding": (tester(agree=identical), "allow for rounding"),
         "one micro-batch": (tester(size=4), "nothing to add up"),
         "does not zero": (tester(zero=False), "Was an earlier gradient still in"),
@@ -206,7 +295,7 @@ WRONG = {
     },
 }
 RIGHT = {
-    1: {"weighted means": weighted_means, "the same sum": added(all_targets)},
-    2: {"a loop with a flag": loop_with_a_flag},
+    1: {"weighted means": weighted_means, "the same sum": added(all_targets), "a NumPy float": in_numpy},
+    2: {"a loop with a flag": loop_with_a_flag, "in float32": in_float32, "NumPy floats": numpy_floats},
     3: {"row by row": tester(size=1), "in double": tester()},
 }
