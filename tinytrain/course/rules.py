@@ -48,13 +48,13 @@ def above(limit: float) -> Rule:
     ('holds', 'does not hold')
     """
     _check_limits(limit)
-    return _every(f"more than {limit:g}", lambda value: value > limit)
+    return _every(f"more than {limit:.4g}", lambda value: value > limit)
 
 
 def below(limit: float) -> Rule:
     """Holds where the number, or every number, is less than ``limit``."""
     _check_limits(limit)
-    return _every(f"less than {limit:g}", lambda value: value < limit)
+    return _every(f"less than {limit:.4g}", lambda value: value < limit)
 
 
 def between(low: float, high: float) -> Rule:
@@ -62,7 +62,7 @@ def between(low: float, high: float) -> Rule:
     _check_limits(low, high)
     if low > high:
         raise ValueError(f"between({low}, {high}): the lower end comes first")
-    return _every(f"from {low:g} to {high:g}", lambda value: low <= value <= high)
+    return _every(f"from {low:.4g} to {high:.4g}", lambda value: low <= value <= high)
 
 
 def _check_limits(*limits: float) -> None:
@@ -116,7 +116,7 @@ def beyond_spread(spread: float, at_least: float = 0.0) -> Rule:
         return next((bad for bad in (FAILS, NO_DIFFERENCE) if bad in verdicts), HOLDS)
 
     noise = f"better by more than {SPREADS * spread:.2g}, which is three times the spread over seeds"
-    return Rule(f"{noise}, and by more than {at_least:g}" if at_least else noise, judge)
+    return Rule(f"{noise}, and by more than {at_least:.4g}" if at_least else noise, judge)
 
 
 def _judge_difference(value: float, noise: float, at_least: float) -> str:
