@@ -1,7 +1,7 @@
 """``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map.
 
-``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored, and makes the made
-cells of all notebooks anew. It runs none of them.
+``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored, and makes the
+README's map and the made cells of all notebooks anew. It runs none of them.
 """
 
 import argparse
@@ -23,8 +23,8 @@ def main() -> None:
     folder = Path("notebooks")
     if not folder.is_dir():
         parser.error(f"no folder {folder}/ here: call this from the repository's root")
+    update_readme(Path("README.md"), folder)
     if arguments.command == "notebooks":
-        update_readme(Path("README.md"), folder)
         run_all(folder, arguments.names)
     refresh_all(folder)
     Path("docs/claims.md").write_text(claims_page(folder), encoding="utf-8")
