@@ -72,3 +72,16 @@ def any_format_is_fast(monkeypatch):
     import tinytrain.precision
 
     monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: True)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is displayed while the test runs, as in a notebook."""
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # of another environment, IPython would warn
+    InteractiveShell.instance()
+    with capture_output() as captured:
+        yield captured
+    InteractiveShell.clear_instance()

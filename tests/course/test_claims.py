@@ -4,8 +4,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 
 from tinytrain.course.claims import all_claims, cards_of, claim
 from tinytrain.course.claims_page import claims_page
@@ -13,15 +11,6 @@ from tinytrain.course.rules import above, not_measurable, only_if
 from tinytrain.course.series import SERIES
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def shown():
-    """What was displayed while the test ran."""
-    InteractiveShell.instance()
-    with capture_output() as captured:
-        yield captured
-    InteractiveShell.clear_instance()
 
 
 def stored(outputs, path):

@@ -1,8 +1,6 @@
 import ipywidgets
 import matplotlib.pyplot as plt
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 from matplotlib.figure import Figure
 
 from tinytrain.course import explore as module
@@ -24,14 +22,6 @@ def draw(asked):
         return figure
 
     return draw
-
-
-@pytest.fixture
-def shown():
-    InteractiveShell.instance()
-    with capture_output() as captured:
-        yield captured
-    InteractiveShell.clear_instance()
 
 
 def test_the_first_picture_is_an_image_and_the_sliders_follow(shown, draw, asked):
