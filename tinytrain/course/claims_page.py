@@ -14,7 +14,8 @@ INTRODUCTION = """\
 Two articles on training language models make these statements, here in our words: *the training guide*, and
 *the hand-written model*, whose code some of the faults are read from. *Ours* are neither's. Each was measured in the
 notebook named, on the machine that ran it last. The verdict follows from the number by the rule in the column
-*asked*, which was written down before. `make claims` builds this page from the notebooks' stored outputs."""
+*asked*. Some limits were set or changed after a first number had been seen, so read the number before the verdict.
+`make claims` builds this page from the notebooks' stored outputs."""
 KINDS = ("holds", "holds if", "does not hold", "no difference seen at this size", "not measurable here")
 
 

@@ -1,4 +1,4 @@
-"""From a measured number to a verdict. A rule is written down before the number is known, and says itself in words.
+"""From a measured number to a verdict. A rule says itself in words; it is best chosen before the number is known.
 
 The verdicts: ``holds``, ``holds if …``, ``does not hold``, ``no difference seen at this size`` and
 ``not measurable here: needs …``.
