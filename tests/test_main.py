@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tinytrain.__main__
+import tinytrain.commands
 import tinytrain.precision
-from tinytrain.__main__ import ProgressBar, Train, load_options, main, save_options
+from tinytrain.commands import ProgressBar, Train, load_options, main, save_options
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
 from tinytrain.train import Trainer, TrainingFailedError
@@ -269,7 +269,7 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
             seen.update(model=model, data=data, config=config, validation=validation)
             super().__init__(model, data, config, callbacks, validation=validation)
 
-    monkeypatch.setattr(tinytrain.__main__, "Trainer", Spy)
+    monkeypatch.setattr(tinytrain.commands, "Trainer", Spy)
     options = {
         "--max-lr": "0.002", "--weight-decay": "0.05", "--dropout": "0.25", "--micro-batch-size": "1",
         "--eval-every": "3", "--seed": "7", "--row-length": "32", "--warmup-steps": "2", "--precision": "bf16",
@@ -286,7 +286,7 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
 
 def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):
     built = []
-    monkeypatch.setattr(tinytrain.__main__, "GPT", lambda config: built.append(GPT(config).state_dict()) or GPT(config))
+    monkeypatch.setattr(tinytrain.commands, "GPT", lambda config: built.append(GPT(config).state_dict()) or GPT(config))
     main([*QUICK, *text, "--seed", "7", "--out", str(tmp_path / "run")])
     torch.manual_seed(7)
     assert torch.equal(built[0]["tokens.weight"], GPT(PRESETS["nano"]).tokens.weight)

@@ -11,7 +11,7 @@ import tinytrain.train
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import FIELDS, read_run
 from tinytrain.step import train_step
-from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, padding_share
+from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, count_padding
 from tinytrain.watch.live import LivePlot
 
 CONFIG = TrainConfig(total_steps=6, max_lr=1e-3, warmup_steps=2)
@@ -34,7 +34,7 @@ def test_every_line_of_the_log_has_the_fields_that_are_promised(model, data, row
     run = read_run(tmp_path)
     assert [r["batch"] for r in run] == [1, 2, 3, 4, 5, 6]
     for record in run:
-        assert set(FIELDS) - set(record) <= {"eval_loss", "reason", "where", "loss_scale"}
+        assert set(FIELDS) - set(record) <= {"eval_loss", "reason", "where", "loss_scale", "seconds_communication"}
         assert set(record) <= set(FIELDS)
     assert [r["step"] for r in run if "eval_loss" in r] == [2, 4, 6]
     assert all(r["tokens"] == 8 * 16 and r["memory_bytes"] > 1e6 and r["tokens_per_second"] > 0 for r in run)
@@ -119,8 +119,8 @@ def test_a_model_left_in_eval_mode_is_trained_in_train_mode(model, data):
 
 def test_padding_is_a_share_of_all_positions():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    assert padding_share([{"input_ids": mask, "attention_mask": mask}]) == 0.25
-    assert padding_share([{"input_ids": mask}]) == 0.0
+    assert count_padding([{"input_ids": mask, "attention_mask": mask}]) == (2, 8)
+    assert count_padding([{"input_ids": mask}]) == (0, 8)
 
 
 def test_an_update_uses_every_setting_of_the_config(model, data, monkeypatch):

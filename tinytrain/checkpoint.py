@@ -4,6 +4,9 @@ A checkpoint is a folder, ``step_00000200``, with ``state.pt`` (tensors and plai
 ``weights_only=True``) and ``manifest.json`` (what it is, in words, and a checksum over both files). It is written under
 a temporary name, synced to disk, and then renamed; it is removed under a temporary name as well. At no moment is there
 half a checkpoint under a real name.
+
+The weights of a model that is shared out over processes lie beside it in ``shards/``, which each process writes a part
+of, and which any number of processes can read.
 """
 
 import hashlib
@@ -16,7 +19,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -26,7 +29,7 @@ import torch
 from torch import Tensor
 
 PREFIX, BEST, TEMPORARY, REPLACED = "step_", "best_", "unfinished_", "replaced_"
-STATE, MANIFEST = "state.pt", "manifest.json"
+STATE, MANIFEST, SHARDS = "state.pt", "manifest.json", "shards"
 FORMAT = 1
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 
@@ -52,8 +55,28 @@ class Checkpoint:
         """True if a run can be resumed from it, False if it holds weights only."""
         return self.manifest["full"]
 
-    def read(self) -> dict[str, Any]:
-        """The state, on the CPU. Raises ``CheckpointError`` if it is damaged or holds anything but plain data."""
+    @property
+    def shards(self) -> Path | None:
+        """The folder with what the processes wrote each a part of, or None if everything is in one file."""
+        return self.folder / SHARDS if self.manifest.get("shards") else None
+
+    def read(self, *, shards: bool = True) -> dict[str, Any]:
+        """The state, on the CPU. Raises ``CheckpointError`` if it is damaged or holds anything but plain data.
+
+        ``shards=False`` only looks whether what lies in ``shards`` is whole, for processes that read a part each.
+        """
+        state = self._read_state()
+        if self.shards is not None:
+            from tinytrain.distributed.shards import ShardsError, check_shards, read_shards
+
+            try:
+                check_shards(self.shards, self.manifest["shards"])
+                state |= read_shards(self.shards) if shards else {}
+            except ShardsError as error:
+                raise CheckpointError(str(error)) from error
+        return state
+
+    def _read_state(self) -> dict[str, Any]:
         path = self.folder / STATE
         try:
             if (found := _checksum_of(path, self.manifest)) != self.manifest["checksum"]:
@@ -84,12 +107,22 @@ class Checkpointer:
         self._failure: BaseException | None = None
         self._snapshot: dict[tuple[Any, ...], Tensor] = {}
 
-    def save(self, state: dict[str, Any], *, step: int, full: bool = True, best: bool = False, **facts: Any) -> Path:
+    def save(
+        self,
+        state: dict[str, Any],
+        *,
+        step: int,
+        full: bool = True,
+        best: bool = False,
+        shards: dict[str, Any] | None = None,
+        **facts: Any,
+    ) -> Path:
         """Write ``state`` as the checkpoint of ``step``; returns the folder it is (or will be) in.
 
         ``state`` holds tensors and plain Python values, nested in dicts, lists and tuples. ``facts`` go into the
         manifest, for people and for checks before anything is loaded; they must be JSON. With ``best=True`` it takes
-        the place of the earlier best one.
+        the place of the earlier best one. ``shards`` holds tensors that are shared out over the processes of the group;
+        all of them then call this, each writes its part, and none goes on before the checkpoint is in its place.
 
         Raises ``CheckpointError`` for a state that could not be loaded again, and if writing fails; the earlier
         checkpoints are then as they were.
@@ -99,6 +132,9 @@ class Checkpointer:
         target = self.folder / f"{BEST if best else PREFIX}{step:08d}"
         manifest = {"format": FORMAT, "step": step, "full": full, "versions": library_versions(), **facts}
         manifest = json.loads(json.dumps(manifest))  # as it will be read back, and not changed by anyone meanwhile
+        if shards is not None:
+            self._write_together(target, state, manifest, shards)
+            return target
         if not self.background:
             self._write(target, state, manifest)
             return target
@@ -137,8 +173,10 @@ class Checkpointer:
         """The newest full checkpoint whose manifest can be read, or None. ``load`` also looks inside."""
         return next((found for found in reversed(self.all()) if found.full), None)
 
-    def load(self) -> tuple[Checkpoint, dict[str, Any]]:
+    def load(self, *, shards: bool = True) -> tuple[Checkpoint, dict[str, Any]]:
         """The newest full checkpoint that is whole, and its state. A damaged one is named in a warning and passed over.
+
+        ``shards`` is as in ``Checkpoint.read``.
 
         Raises ``CheckpointError`` if there is none.
         """
@@ -147,7 +185,7 @@ class Checkpointer:
             if not checkpoint.full:
                 continue
             try:
-                return checkpoint, checkpoint.read()
+                return checkpoint, checkpoint.read(shards=shards)
             except CheckpointError as error:
                 damaged.append(str(error))
                 warnings.warn(f"{error}. Going back to the checkpoint before it", stacklevel=2)
@@ -184,15 +222,47 @@ class Checkpointer:
             self._failure = error
 
     def _write(self, target: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
-        unfinished = self.folder / f"{TEMPORARY}{os.getpid()}_{target.name}"
-        try:
+        with self._unfinished(target) as unfinished:
             shutil.rmtree(unfinished, ignore_errors=True)
             unfinished.mkdir(parents=True)
-            checksum = _write_synced(unfinished / STATE, lambda file: torch.save(state, file), _hash_of(manifest))
-            text = json.dumps(manifest | {"checksum": checksum}, indent=1)
-            _write_synced(unfinished / MANIFEST, lambda file: file.write(text.encode()))
-            _sync_folder(unfinished)
-            self._put_in_place(unfinished, target)
+            self._finish(unfinished, target, state, manifest)
+        self._tidy(target)
+
+    def _write_together(
+        self, target: Path, state: dict[str, Any], manifest: dict[str, Any], shards: dict[str, Any]
+    ) -> None:
+        """What ``_write`` does, by all processes of the group: process 0 makes the folder and gives it its name."""
+        from tinytrain.distributed.group import on_first
+        from tinytrain.distributed.shards import save_shards
+
+        def begin() -> Path:
+            path = self._unfinished_name(target)
+            shutil.rmtree(path, ignore_errors=True)
+            path.mkdir(parents=True)
+            return path
+
+        unfinished = on_first(begin)
+        with self._unfinished(target):
+            sums = save_shards(unfinished / SHARDS, shards)
+            on_first(lambda: self._finish(unfinished, target, state, manifest | {"shards": sums}))
+        on_first(lambda: self._tidy(target))
+
+    def _finish(self, unfinished: Path, target: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
+        checksum = _write_synced(unfinished / STATE, lambda file: torch.save(state, file), _hash_of(manifest))
+        text = json.dumps(manifest | {"checksum": checksum}, indent=1)
+        _write_synced(unfinished / MANIFEST, lambda file: file.write(text.encode()))
+        _sync_folder(unfinished)
+        self._put_in_place(unfinished, target)
+
+    def _unfinished_name(self, target: Path) -> Path:
+        return self.folder / f"{TEMPORARY}{os.getpid()}_{target.name}"
+
+    @contextmanager
+    def _unfinished(self, target: Path) -> Iterator[Path]:
+        """The temporary name; whatever goes wrong, the folder is removed, and the error says which checkpoint."""
+        unfinished = self._unfinished_name(target)
+        try:
+            yield unfinished
         except BaseException as error:
             shutil.rmtree(unfinished, ignore_errors=True)
             if not isinstance(error, Exception):
@@ -200,7 +270,6 @@ class Checkpointer:
             raise CheckpointError(
                 f"{target} could not be written: {error}. The checkpoints before it are as they were"
             ) from error
-        self._tidy(target)
 
     def _put_in_place(self, unfinished: Path, target: Path) -> None:
         """Rename to the real name. If there is one already, from before a resume, it stays loadable until then."""

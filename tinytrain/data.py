@@ -5,7 +5,7 @@ no hidden generator moves, so any batch of any epoch can be asked for at any tim
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,12 +147,59 @@ class RowBatches:
         rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
         return [self.rows.stack(rows[i : i + size]) for i in range(0, len(rows), size)]
 
+    def share(self, batch: int, *, rank: int, processes: int) -> list[dict[str, Tensor]]:
+        """What process ``rank`` of ``processes`` does of batch number ``batch``; all shares together are the batch.
+
+        Every process has the same number of micro-batches, and one that has no row left has one without a target.
+        """
+        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
+        plan = share_rows(rows, rank=rank, processes=processes, micro_batch_size=size)
+        return [self.rows.stack(part) if part else without_targets(self.rows.stack(rows[:1])) for part in plan]
+
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:  # a permutation is kept, for it is asked for by every batch of its epoch
             self._orders.clear()
             n = len(self.rows)
             self._orders[epoch] = row_order(n, seed=self.seed, epoch=epoch) if self.shuffle else torch.arange(n)
         return self._orders[epoch]
+
+
+def share_rows(rows: Sequence[int], *, rank: int, processes: int, micro_batch_size: int) -> list[list[int]]:
+    """The micro-batches of process ``rank``: every ``processes``-th row, ``micro_batch_size`` at a time.
+
+    Each row goes to one process, once. All processes have equally many micro-batches, so that none waits for another
+    in vain; the last of some may be empty.
+
+    >>> [share_rows(range(5), rank=r, processes=2, micro_batch_size=2) for r in (0, 1)]
+    [[[0, 2], [4]], [[1, 3], []]]
+    """
+    mine, most = list(rows[rank::processes]), len(rows[::processes])
+    return [mine[i : i + micro_batch_size] for i in range(0, most, micro_batch_size)]
+
+
+def share_of(micro_batches: Sequence[dict[str, Tensor]], *, rank: int, processes: int) -> list[dict[str, Tensor]]:
+    """The share of process ``rank`` in a batch that was cut into micro-batches without a thought of processes.
+
+    Whole micro-batches are dealt out, or, where there are fewer of them than processes, the rows of each. Every process
+    has equally many; a process for which nothing is left has one without a target.
+    """
+    if len(micro_batches) >= processes:
+        most = -(-len(micro_batches) // processes)
+        mine = list(micro_batches[rank::processes])
+        return mine + [without_targets(micro_batches[0])] * (most - len(mine))
+    return [_rows_of_process(batch, rank, processes) for batch in micro_batches]
+
+
+def _rows_of_process(batch: dict[str, Tensor], rank: int, processes: int) -> dict[str, Tensor]:
+    n = len(batch["input_ids"])
+    if rank >= n:
+        return without_targets({name: value[:1] if len(value) == n else value for name, value in batch.items()})
+    return {name: value[rank::processes] if len(value) == n else value for name, value in batch.items()}
+
+
+def without_targets(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same batch with nothing to predict: it takes part in a step and changes nothing."""
+    return batch | {"labels": torch.full_like(batch["labels"], IGNORE_INDEX)}
 
 
 def micro_batches_per_step(*, batch_size: int, micro_batch_size: int, processes: int = 1) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tinytrain.batches import Batch, Document, Packed, bucket, collate, pack, padding_waste, pieces_of
-from tinytrain.data import row_order
+from tinytrain.data import row_order, share_rows, without_targets
 from tinytrain.vocabulary import check_ids
 
 WAYS = ("random", "bucketed", "packed")
@@ -86,6 +86,13 @@ class DocumentBatches:
         epoch, within = self.place(batch)
         rows, size = self._plan(epoch)[within], self.micro_batch_size or self.batch_size
         return [self._batch(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+    def share(self, batch: int, *, rank: int, processes: int) -> list[Batch]:
+        """What process ``rank`` of ``processes`` does of batch number ``batch``, as ``RowBatches.share``."""
+        epoch, within = self.place(batch)
+        rows, size = self._plan(epoch)[within], self.micro_batch_size or self.batch_size
+        plan = share_rows(rows, rank=rank, processes=processes, micro_batch_size=size)
+        return [self._batch(part) if part else without_targets(self._batch(rows[:1])) for part in plan]
 
     def waste(self, epoch: int = 0) -> float:
         """Share of positions in an epoch that are padding, 0 to 1."""

@@ -1,5 +1,6 @@
 """The states of all random generators that training may draw from: Python's, NumPy's, and torch's on each device."""
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from tinytrain.seeds import generator_for
 
 
 @dataclass(frozen=True)
@@ -73,3 +76,15 @@ def keep_generators() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         torchs.restore()
+
+
+def part_from_process(rank: int) -> None:
+    """Give torch's generators in process ``rank`` draws of their own; those of process 0 stay as they are.
+
+    Called where all processes have the same states, so what comes next depends on that state and on ``rank`` alone.
+    Python's and NumPy's generators stay alike: data that draws from them must come out the same in every process.
+    """
+    if rank > 0:
+        state = hashlib.blake2b(torch.get_rng_state().numpy().tobytes(), digest_size=7).digest()
+        seed = generator_for("process", rank=rank, state=int.from_bytes(state, "little")).initial_seed()
+        torch.manual_seed(seed)

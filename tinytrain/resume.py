@@ -4,10 +4,15 @@ from collections.abc import Collection
 from dataclasses import asdict, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from tinytrain.checkpoint import Checkpoint, CheckpointError
-from tinytrain.generators import all_states, restore_all
+import torch
+from torch import nn
+
+from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from tinytrain.distributed.group import gathered, on_first
+from tinytrain.distributed.wrap import is_sharded
+from tinytrain.generators import all_states, keep_generators, part_from_process, restore_all
 from tinytrain.optimizer import check_optimizer_state, load_optimizer_state, optimizer_state
-from tinytrain.weights import check_model_state, load_model_state, unwrap
+from tinytrain.weights import check_model_state, load_model_state, tied_names, unwrap
 
 if TYPE_CHECKING:
     from tinytrain.train import Trainer
@@ -20,18 +25,67 @@ NOT_OF_THE_CURVE = {
 
 
 def state_of(trainer: "Trainer", *, full: bool) -> dict[str, Any]:
-    """Weights and counters; if ``full``, everything that the rest of the run depends on."""
-    bare = unwrap(trainer.model)
-    state = {"model": bare.state_dict(), "counters": {name: getattr(trainer, name) for name in COUNTERS}}
+    """Weights and counters; if ``full``, everything that the rest of the run depends on.
+
+    Without the weights and moments of a model that is shared out over processes: those are ``shards_of`` it.
+    """
+    state = {"counters": {name: getattr(trainer, name) for name in COUNTERS}}
+    if not is_sharded(trainer.model):
+        state |= tensors_of(trainer, full=full)
     if not full:
         return state
     return state | {
-        "optimizer": optimizer_state(trainer.optimizer, bare),
         "precision": trainer.precision.state_dict(),
-        "generators": all_states(),
+        "generators": gathered(all_states()) if trainer.processes > 1 else [all_states()],
         "settings": settings_of(trainer),
         "best_loss": trainer.best_loss,
     }
+
+
+def tensors_of(trainer: "Trainer", *, full: bool) -> dict[str, Any]:
+    """The weights by name; if ``full``, the optimizer's moments as well."""
+    bare = unwrap(trainer.model)
+    moments = {"optimizer": optimizer_state(trainer.optimizer, bare)} if full else {}
+    return {"model": bare.state_dict()} | moments
+
+
+def shards_of(trainer: "Trainer", *, full: bool) -> dict[str, Any] | None:
+    """What each process writes its part of, tied weights once; None where process 0 has it all."""
+    if not is_sharded(trainer.model):
+        return None
+    tensors = tensors_of(trainer, full=full)
+    again = tied_names(tensors["model"])
+    return tensors | {"model": {name: value for name, value in tensors["model"].items() if name not in again}}
+
+
+def read_newest(trainer: "Trainer", store: Checkpointer) -> tuple[Checkpoint, dict[str, Any]]:
+    """The newest whole checkpoint and its state, the same one in every process.
+
+    Process 0 looks for it and the others read the file that it found. Raises ``CheckpointError`` in all if one cannot.
+    """
+    if trainer.processes == 1:
+        return store.load()
+    own_part = is_sharded(trainer.model)
+    read: list[tuple[Checkpoint, dict[str, Any]]] = []
+
+    def find() -> Checkpoint:
+        read.append(store.load(shards=not own_part))
+        return read[0][0]
+
+    checkpoint, trouble, state = on_first(find), "", {}
+    try:
+        state = read[0][1] if read else checkpoint.read(shards=not own_part)
+    except CheckpointError as error:
+        trouble = str(error)
+    if troubles := [f"process {number}: {text}" for number, text in enumerate(gathered(trouble)) if text]:
+        raise CheckpointError(
+            f"every process reads the checkpoint, from a disk that all can see. {'; '.join(troubles)}"
+        )
+    if own_part and checkpoint.shards is not None:
+        from tinytrain.distributed.shards import parameters_of, read_own_shards
+
+        state = state | read_own_shards(checkpoint.shards, parameters_of(unwrap(trainer.model)))
+    return checkpoint, state
 
 
 def restore(trainer: "Trainer", checkpoint: Checkpoint, state: dict[str, Any], override: Collection[str]) -> None:
@@ -40,6 +94,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint, state: dict[str, Any], o
         raise CheckpointError(f"{checkpoint.folder} was not saved by a Trainer: it has no {', '.join(missing)}")
     _require_same_run(trainer, checkpoint, state["settings"], override)
     bare = unwrap(trainer.model)
+    state = _in_the_form_of(bare, state)
     try:  # everything is checked before anything is loaded
         check_model_state(bare, state["model"], source=str(checkpoint.folder))
         check_optimizer_state(trainer.optimizer, bare, state["optimizer"])
@@ -51,7 +106,36 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint, state: dict[str, Any], o
     for name in COUNTERS:
         setattr(trainer, name, state["counters"][name])
     trainer.best_loss = state["best_loss"]
-    restore_all(state["generators"])
+    restore_all(generators_of(trainer.rank, state))
+
+
+def _in_the_form_of(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Tied weights under all of their names, and whole tensors shared out if the model's are."""
+    ties = tied_names(model.state_dict())
+    weights = state["model"] | {name: state["model"][first] for name, first in ties.items() if first in state["model"]}
+    if not is_sharded(model):
+        return state | {"model": weights}
+    from tinytrain.distributed.shards import parameters_of, shared_out
+
+    own = parameters_of(model)
+    weights = {name: shared_out(value, own[name]) if name in own else value for name, value in weights.items()}
+    moments = {
+        name: {part: shared_out(value, own[name]) if torch.is_tensor(value) else value for part, value in parts.items()}
+        for name, parts in state["optimizer"].items()
+        if name in own
+    }
+    return state | {"model": weights, "optimizer": state["optimizer"] | moments}
+
+
+def generators_of(rank: int, state: dict[str, Any]) -> dict[str, Any]:
+    """The generators of process ``rank`` in a full state; for a process that the run did not have, ones of its own."""
+    saved = state["generators"]
+    if rank < len(saved):
+        return saved[rank]
+    with keep_generators():
+        restore_all(saved[0])
+        part_from_process(rank)
+        return all_states()
 
 
 def settings_of(trainer: "Trainer") -> dict[str, Any]:

@@ -25,6 +25,7 @@ FIELDS = {
     "tokens_per_second": "target tokens over the seconds from one batch to the next, evaluation left out",
     "seconds_data": "seconds spent waiting for this batch",
     "seconds_step": "seconds spent on the update itself",
+    "seconds_communication": "seconds after the last gradient was computed, until all were exchanged (CPUs only)",
     "padding": "share of positions that carry no token, 0 to 1",
     "memory_bytes": "bytes held on the device (resident memory on a CPU)",
     "skipped": "True if the update was not made",

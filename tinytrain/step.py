@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from tinytrain.device import device_of, to_device
+from tinytrain.distributed.group import total
+from tinytrain.distributed.wrap import after_backward, is_sharded, sharers, synchronising, whole
 from tinytrain.forward import fitted, forward_logits
 from tinytrain.loss import check_labels, count_targets, cross_entropy, unchecked_loss_sum
 from tinytrain.observe import observing
 from tinytrain.precision import Precision
 from tinytrain.vocabulary import check_ids
+from tinytrain.weights import unwrap
 
 Batch = dict[str, Tensor]
 """``input_ids`` and ``labels`` ``[B,T]``, and what else the model takes by name (``attention_mask`` ``[B,T]``)"""
@@ -55,27 +58,38 @@ def train_step(
     limit) bounds the 2-norm of the whole gradient. ``precision`` is float32 if not given; keep the same object from
     step to step, for it holds the loss scale.
 
+    A model that several processes share (``replicate``, ``shard``) makes one update in all of them: each passes its
+    own micro-batches, equally many of them, and the divisor is the number of targets in all. Loss, norm and whether
+    the update is skipped are then the same in every process. Gradients are exchanged with the last micro-batch only.
+
     Raises ``ValueError`` for half-precision weights, bad ids and bad labels, and ``LossScaleError`` when the loss
-    scale has fallen under its floor.
+    scale has fallen under its floor. Raises ``RuntimeError`` for copies of a model in which a weight took no part.
     """
-    device, precision = device_of(model), precision or Precision()
+    device, precision, processes = device_of(model), precision or Precision(), sharers(model)
     precision.prepare(model, device)
     check_micro_batches(micro_batches)
     if not (math.isfinite(lr) and lr >= 0 and max_grad_norm > 0):
         raise ValueError(f"lr={lr} must be finite and 0 or more, max_grad_norm={max_grad_norm} more than 0")
-    targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
     model.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
+    targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
+    if processes > 1:
+        targets = total(targets.to(device, non_blocking=True))
+    divisor = targets.clamp(min=1) / processes  # the processes' gradients are averaged, and their sum is meant
 
     loss = torch.zeros((), device=device)
-    for batch in micro_batches:
-        part = loss_sum(model, batch, precision) / targets.clamp(min=1)
-        precision.scaled(part).backward()
+    for number, batch in enumerate(micro_batches, start=1):
+        with synchronising(model, now=number == len(micro_batches)):
+            part = loss_sum(model, batch, precision) / divisor
+            precision.scaled(part).backward()
         loss += part.detach()
+    if processes > 1:
+        after_backward(model)
+        loss = total(loss) / processes
 
     scale = precision.unscale(optimizer)  # before clipping: the limit is meant for the true gradient
     trained = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = nn.utils.clip_grad_norm_(trained, max_grad_norm)
-    report = _read(loss, norm, scale, lr, int(targets))
+    norm = whole(nn.utils.clip_grad_norm_(trained, max_grad_norm))
+    report = _read(loss, norm, scale, lr, targets)
     precision.check_scale(report.scale)
     if not report.skipped:
         for group in optimizer.param_groups:
@@ -119,11 +133,16 @@ def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
     return cross_entropy(logits, batch["labels"], reduction="sum")
 
 
-def _read(loss: Tensor, norm: Tensor, scale: Tensor, lr: float, tokens: int) -> StepReport:
+def _read(loss: Tensor, norm: Tensor, scale: Tensor, lr: float, targets: Tensor) -> StepReport:
     """Bring the numbers of an update to the host: the one place where a step waits for the device."""
-    values = torch.stack([loss, norm.to(loss), scale.to(loss)]).tolist()
-    reason = _why_skip(values[0], values[1], tokens)
-    return StepReport(values[0], values[1], lr, tokens, skipped=bool(reason), reason=reason, scale=values[2])
+    numbers = [loss, norm.to(loss), scale.to(loss)]
+    if targets.device.type == "cuda":  # with the others, for a read of its own would wait once more
+        numbers = [number.double() for number in [*numbers, targets]]
+        *values, tokens = torch.stack(numbers).tolist()
+    else:
+        values, tokens = torch.stack(numbers).tolist(), targets.item()
+    reason = _why_skip(values[0], values[1], int(tokens))
+    return StepReport(values[0], values[1], lr, int(tokens), skipped=bool(reason), reason=reason, scale=values[2])
 
 
 def _why_skip(loss: float, grad_norm: float, tokens: int) -> str:
@@ -147,12 +166,17 @@ class Evaluation:
 def evaluate(model: nn.Module, batches: Iterable[Batch], *, precision: Precision | None = None) -> Evaluation:
     """The sum of all token losses over the number of all targets, so batch size and padding do not matter.
 
-    Batches without a target are fine. ``precision`` is float32 if not given, and is left as it was.
+    Batches without a target are fine. ``precision`` is float32 if not given, and is left as it was. Of a model that
+    several processes share, each passes its own batches (of a sharded one, equally many), and gets the result of all.
     The model's modes, its gradients and every random generator are as before afterwards.
     """
     precision, losses, tokens = precision or Precision(), 0.0, 0
+    local = model if is_sharded(model) else unwrap(model)  # a copy needs no word with the others
     with observing(model):
         for batch in batches:
             tokens += int(count_targets(batch["labels"]))
-            losses += loss_sum(model, batch, precision).item()
+            losses += loss_sum(local, batch, precision).item()
+        if sharers(model) > 1:
+            sums = total(torch.tensor([losses, tokens], dtype=torch.float64, device=device_of(model)))
+            losses, tokens = sums[0].item(), int(sums[1])
     return Evaluation(loss=losses / tokens if tokens else math.nan, tokens=tokens)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,15 +18,19 @@ from torch import nn
 
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
+from tinytrain.data import share_of, without_targets
 from tinytrain.device import device_of, memory_bytes
-from tinytrain.generators import TorchStates, keep_generators, restore_all, torch_states
+from tinytrain.distributed.group import gathered, on_first, rank, total, world_size
+from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, sharers
+from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
 from tinytrain.precision import Precision, check_float32
-from tinytrain.resume import restore, settings_of, state_of
+from tinytrain.resume import generators_of, read_newest, restore, settings_of, shards_of, state_of
 from tinytrain.runlog import RunLog
 from tinytrain.step import Batch, Evaluation, StepReport, check_micro_batches, evaluate, train_step
+from tinytrain.weights import unwrap
 
 __all__ = [
     "Batch",
@@ -81,6 +87,12 @@ class Trainer:
 
     After an interrupt or a Stop, ``fit`` may be called again and goes on with the next batch; after an error in the
     data or in a step, with the same one.
+
+    In a process group (``launch``, torchrun) all processes make the same calls. Each does its share of every batch;
+    the curve is that of one process up to rounding. A model that is not wrapped yet is copied to all
+    (``replicate``). ``data`` gives every process the whole batch, or its ``share(batch, rank=, processes=)`` if it has
+    such a method. Process 0 writes the log and the checkpoints and runs the callbacks; what one of them refuses, or
+    an interrupt of any process, ends the run in all after the same update.
     """
 
     def __init__(
@@ -95,12 +107,15 @@ class Trainer:
     ) -> None:
         if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
+        check_float32(model)
+        if world_size() > 1 and sharers(model) == 1:
+            model = replicate(model)
         self.model, self.data, self.config = model, data, config
         self.callbacks, self.validation = tuple(callbacks), validation
         self.optimizer = optimizer or build_adamw(
-            model, lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
+            unwrap(model), lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
-        check_float32(model)
+        self.processes, self.rank = sharers(model), rank()
         self.precision = Precision(config.precision)
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
         self._log: RunLog | None = None
@@ -116,23 +131,24 @@ class Trainer:
 
     def fit(self) -> FitReport:
         """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
-        self._refuse_a_folder_of_another_run()
+        self._together(self._refuse_a_folder_of_another_run)
+        self._refuse_unlike_processes()
         self._try_validation()
         if not self.model.training:
             self.model.train()
         if self._generators is not None:  # once more, for whatever was drawn since resume
             restore_all(self._generators)
             self._generators = None
+        elif self.batch == 0:
+            part_from_process(self.rank)  # a copy of the model with dropout of its own
         with ExitStack() as stack:
-            if self.config.out is not None:
-                mine = self._log is not None or self.batch > 0
-                self._log = stack.enter_context(RunLog(self.config.out, after=self.batch if mine else None))
+            self._together(lambda: self._open_log(stack))
             if self._store is not None:
                 stack.enter_context(self._store)
             report = self._loop(stack.enter_context(deferred_interrupt()))
             if self._store is not None and self.config.checkpoint_every and self._saved_batch != self.batch:
                 self._save(full=True)
-        for callback in self.callbacks:
+        for callback in self._callbacks_here():
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
         return report
@@ -141,11 +157,39 @@ class Trainer:
         record: dict[str, Any] = {}
         while self.step < self.config.total_steps:
             record = self._one_batch()
-            wants = [callback(record) for callback in self.callbacks]
+            refused = any([callback(record) is False for callback in self._callbacks_here()])
             self._save_if_due(record)  # behind the callbacks: what they drew belongs to the state
-            if self.step < self.config.total_steps and (interrupt.requested or any(want is False for want in wants)):
-                return FitReport(self.step, "interrupt" if interrupt.requested else "callback", record)
+            refused, interrupted = self._sums([refused, interrupt.requested])
+            if self.step < self.config.total_steps and (refused or interrupted):
+                return FitReport(self.step, "interrupt" if interrupted else "callback", record)
         return FitReport(self.step, None, record)
+
+    def _together(self, function: Callable[[], Any]) -> Any:
+        """Do in process 0 what one of them does for all; the others wait, and fail if it fails."""
+        return on_first(function) if self.processes > 1 else function()
+
+    def _sums(self, numbers: Sequence[float]) -> list[float]:
+        """Each number summed over the processes."""
+        if self.processes == 1:
+            return list(numbers)
+        return total(torch.tensor(numbers, dtype=torch.float64, device=device_of(self.model))).tolist()
+
+    def _callbacks_here(self) -> tuple[Callback, ...]:
+        return self.callbacks if self.rank == 0 or self.processes == 1 else ()
+
+    def _open_log(self, stack: ExitStack) -> None:
+        if self.config.out is not None:
+            mine = self._log is not None or self.batch > 0
+            self._log = stack.enter_context(RunLog(self.config.out, after=self.batch if mine else None))
+
+    def _refuse_unlike_processes(self) -> None:
+        """Before the first exchange: together they would train something that none of them was asked for."""
+        if self.processes == 1:
+            return
+        first, *others = gathered(settings_of(self) | {"batch": self.batch})
+        for number, other in enumerate(others, start=1):
+            if differ := [f"{k}: {first.get(k)!r} and {other.get(k)!r}" for k in first if first[k] != other.get(k)]:
+                raise ValueError(f"processes 0 and {number} were given different runs: {'; '.join(differ)}")
 
     def _one_batch(self) -> dict[str, Any]:
         start = time.perf_counter()
@@ -166,6 +210,7 @@ class Trainer:
             "tokens_per_second": report.tokens / (end - start),
             "seconds_data": ready - start,
             "seconds_step": end - ready,
+            **exchange_seconds(self.model),
         }
         if report.skipped and report.tokens:
             record["where"] = self._where_it_broke(micro_batches, draws, report.scale)
@@ -190,9 +235,9 @@ class Trainer:
         """
         if self._store is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
-        checkpoint, state = self._store.load()
+        checkpoint, state = read_newest(self, self._store)
         restore(self, checkpoint, state, override)
-        self._saved_batch, self._generators = self.batch, state["generators"]
+        self._saved_batch, self._generators = self.batch, generators_of(self.rank, state)
         return checkpoint
 
     def _refuse_a_folder_of_another_run(self) -> None:
@@ -216,7 +261,8 @@ class Trainer:
 
     def _save(self, *, full: bool, best: bool = False) -> None:
         assert self._store is not None
-        state = state_of(self, full=full)
+        state = state_of(self, full=full)  # in all processes: each has generators of its own
+        shards = shards_of(self, full=full)
         if full:
             self._saved_batch = self.batch
             if self._log is not None:
@@ -229,11 +275,20 @@ class Trainer:
             "eval_loss": self.best_loss if best else None,
             "settings": settings_of(self),
         }
-        self._store.save(state, step=self.step, full=full, best=best, **facts)
+        save = partial(self._store.save, state, step=self.step, full=full, best=best, shards=shards, **facts)
+        if shards is not None:
+            save()
+        else:
+            self._together(lambda: str(save()))
 
     def _micro_batches(self) -> Sequence[Batch]:
         try:
-            return self.data(self.batch) if callable(self.data) else self.data[self.batch]
+            if self.processes == 1:
+                return self.data(self.batch) if callable(self.data) else self.data[self.batch]
+            if hasattr(self.data, "share"):
+                return self.data.share(self.batch, rank=self.rank, processes=self.processes)
+            batch = self.data(self.batch) if callable(self.data) else self.data[self.batch]
+            return share_of(batch, rank=self.rank, processes=self.processes)
         except IndexError as error:
             raise ValueError(
                 f"the data has no batch number {self.batch}, but {self.config.total_steps - self.step} of "
@@ -257,19 +312,23 @@ class Trainer:
             "lr": report.lr,
             "tokens": report.tokens,
             "tokens_seen": self.tokens_seen,
-            "padding": padding_share(micro_batches),
+            "padding": self._padding_share(micro_batches),
             "memory_bytes": memory_bytes(device_of(self.model)),
             "skipped": report.skipped,
             **({"reason": report.reason} if report.skipped else {}),
             "skipped_steps": self.skipped_steps,
             **({"loss_scale": report.scale} if self.config.precision == "fp16" else {}),
-            "processes": 1,
+            "processes": self.processes,
         }
 
     def _where_it_broke(self, micro_batches: Sequence[Batch], draws: TorchStates, scale: float) -> str:
+        if is_sharded(self.model):
+            return "not looked for: the weights are shared out over the processes"
         with keep_generators():
             draws.restore()
-            found = first_nonfinite(self.model, micro_batches, precision=self.precision, scale=scale)
+            found = first_nonfinite(unwrap(self.model), micro_batches, precision=self.precision, scale=scale)
+        if self.processes > 1:
+            found = "; ".join(f"process {n}: {text}" for n, text in enumerate(gathered(found)) if text)
         return found or "not found again when the step was run once more"
 
     def _evaluation_is_due(self, report: StepReport) -> bool:
@@ -282,8 +341,14 @@ class Trainer:
         with keep_generators():  # a function that gives the batches may draw some at random
             return evaluate(self.model, self._validation_batches(), precision=self.precision).loss
 
-    def _validation_batches(self) -> Iterable[Batch]:
-        return self.validation() if callable(self.validation) else self.validation or ()
+    def _validation_batches(self) -> Iterator[Batch]:
+        """This process's batches: every ``processes``-th, the last round filled up with ones that do not count."""
+        batches = iter(self.validation() if callable(self.validation) else self.validation or ())
+        while together := list(islice(batches, self.processes)):
+            if self.rank < len(together) or self.processes == 1:
+                yield together[self.rank if self.processes > 1 else 0]
+            else:
+                yield without_targets(together[0])
 
     def _try_validation(self) -> None:
         """Evaluate the first batch before the first update: what cannot work is found now and not at the end.
@@ -308,10 +373,14 @@ class Trainer:
                 f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
 
+    def _padding_share(self, micro_batches: Sequence[Batch]) -> float:
+        padded, positions = self._sums(count_padding(micro_batches))
+        return padded / positions if positions else 0.0
 
-def padding_share(micro_batches: Sequence[Batch]) -> float:
-    """Share of positions that carry no token, 0 to 1: where ``attention_mask`` is 0, or ``doc_ids`` below 0."""
+
+def count_padding(micro_batches: Sequence[Batch]) -> tuple[int, int]:
+    """(positions that carry no token, all positions): ``attention_mask`` is 0 there, or ``doc_ids`` below 0."""
     positions = sum(batch["input_ids"].numel() for batch in micro_batches)
     padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
     padded += sum(int((batch["doc_ids"] < 0).sum()) for batch in micro_batches if "doc_ids" in batch)
-    return padded / positions if positions else 0.0
+    return padded, positions

@@ -58,7 +58,7 @@ def model_differences(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) ->
             lines.append(f"{name}: {list(there.shape)} in the file, {list(here.shape)} in the model")
         elif here.dtype != there.dtype:
             lines.append(f"{name}: {there.dtype} in the file, {here.dtype} in the model")
-    for name, first in _tied(own).items():
+    for name, first in tied_names(own).items():
         if name in saved and first in saved and not _alike(saved[name], saved[first]):
             lines.append(f"{name}: another tensor than {first} in the file, the same one in the model")
     return lines
@@ -114,7 +114,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     except SafetensorError as error:
         raise ValueError(f"{path} is no whole safetensors file ({error}): export it again") from error
     saved = _with_names_of(own, loaded)
-    for name, alias in _tied(own).items():  # a tied weight is stored under one of its names
+    for name, alias in tied_names(own).items():  # a tied weight is stored under one of its names
         if name not in saved and alias in saved:
             saved[name] = saved[alias]
         elif alias not in saved and name in saved:
@@ -122,14 +122,17 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     load_model_state(model, saved, source=str(path))
 
 
-def _tied(state: Mapping[str, Tensor]) -> dict[str, str]:
+def tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:
     """{name: an earlier name of the same tensor}."""
     first: dict[tuple[int, torch.Size], str] = {}
     tied = {}
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             continue
-        key = (tensor.data_ptr(), tensor.shape)
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # the part that this process has
+        if local.numel() == 0:
+            continue
+        key = (local.data_ptr(), tensor.shape)
         if key in first:
             tied[name] = first[key]
         first.setdefault(key, name)

@@ -1,0 +1,303 @@
+"""The command line: what each command takes, and what it does.
+
+``python -m tinytrain train --preset nano --steps 200 --out runs/first``
+``python -m tinytrain resume runs/first``
+``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
+"""
+
+import io
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+from tqdm import tqdm
+
+from tinytrain.corpus import NAMES, Corpus, load_corpus
+from tinytrain.data import RowBatches, TokenRows
+from tinytrain.device import best_device
+from tinytrain.distributed import LaunchError, launch, rank, shard, under_torchrun, world_size
+from tinytrain.distributed.group import on_first, process_group
+from tinytrain.generate import sample
+from tinytrain.model import GPT, PRESETS
+from tinytrain.precision import LossScaleError
+from tinytrain.runlog import RunLog
+from tinytrain.tokenizer import ByteTokenizer
+from tinytrain.train import FitReport, TrainConfig, Trainer, TrainingFailedError
+
+OPTIONS = "run.json"
+"""file in a run's folder that holds the options it was started with"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a model on text, and write its log and checkpoints."""
+
+    preset: str = "nano"
+    """the model: nano, tiny, 27m, 120m, 350m or 7b"""
+    corpus: str = "shakespeare"
+    """shakespeare, three_kingdoms, python, or the path of a text file or folder"""
+    pattern: str = "*"
+    """which files of a corpus folder are read, such as *.txt"""
+    steps: int = 1000
+    """updates"""
+    batch_size: int = 16
+    """rows in one update"""
+    micro_batch_size: int | None = None
+    """rows in one forward and backward pass; the whole batch if not given"""
+    row_length: int | None = None
+    """tokens in a row; the model's positions if not given"""
+    max_lr: float = 6e-3
+    """learning rate after the warmup"""
+    warmup_steps: int | None = None
+    """updates until max_lr is reached; a twentieth of the steps if not given"""
+    dropout: float = 0.0
+    """share of activations dropped in training"""
+    weight_decay: float = 0.1
+    """share of each matrix removed per unit of lr"""
+    eval_every: int = 200
+    """updates between evaluations on held-out text"""
+    eval_rows: int = 512
+    """held-out rows in an evaluation, spread evenly over the held-out text"""
+    precision: str = "fp32"
+    """width of the forward pass: fp32, bf16 or fp16"""
+    checkpoint_every: int = 200
+    """updates between two checkpoints that the run can be resumed from; one more is written at its end"""
+    shard: bool = False
+    """with several processes: share out the weights instead of copying them"""
+    seed: int = 0
+    """of the initial weights, of dropout and of the order of the rows"""
+    processes: int = 1
+    """processes on this machine that share each update; torchrun starts its own"""
+    prompt: str = "ROMEO\n"
+    """what the sample at the end continues"""
+    out: Path
+    """folder for the log and the checkpoints; it must not hold a run yet"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resume:
+    """Go on with a run that was interrupted or killed, from its newest whole checkpoint."""
+
+    folder: tyro.conf.Positional[Path]
+    """folder of the run, what --out was"""
+    override: tuple[str, ...] = ()
+    """settings that may differ from those of the run, such as data.text after a change of the corpus"""
+    processes: int = 1
+    """processes on this machine; their number need not be that of before"""
+
+
+def train(options: Train) -> FitReport:
+    """Train as ``options`` say; returns how the run ended."""
+    return _in_processes(options.processes, _train, options)
+
+
+def resume(folder: Path, override: Collection[str] = (), *, processes: int = 1) -> FitReport:
+    """Go on with the run in ``folder``; returns how it ended."""
+    return _in_processes(processes, _resume, folder, tuple(override))
+
+
+def _train(_rank: int, options: Train) -> FitReport:
+    on_first(lambda: _refuse_an_earlier_log(options.out))
+    return _run(options)
+
+
+def _resume(_rank: int, folder: Path, override: tuple[str, ...]) -> FitReport:
+    return _run(load_options(folder), resumed=True, override=override)
+
+
+def _in_processes(processes: int, function: Callable[..., FitReport], *arguments: Any) -> FitReport:
+    """Call ``function(rank, *arguments)`` here, or in ``processes`` new ones, or in each that torchrun started."""
+    if under_torchrun():
+        with process_group():
+            return function(rank(), *arguments)
+    if processes == 1:
+        return function(0, *arguments)
+    return launch(function, processes, *arguments)[0]
+
+
+def _refuse_an_earlier_log(out: Path) -> None:
+    if (log := out / RunLog.FILE).exists():
+        raise FileExistsError(
+            f"{log} is the log of an earlier run. Go on with it ({resume_command(out)}), choose another folder, or "
+            f"move it away"
+        )
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with the run in ``folder``."""
+    return f"python -m tinytrain resume {shlex.quote(str(folder))}"
+
+
+def save_options(options: Train) -> None:
+    """Write ``run.json`` into the run's folder: the old file or the new one is there, never half of one."""
+    values = {name: value for name, value in asdict(options).items() if name != "out"}
+    if options.corpus not in NAMES and Path(options.corpus).exists():  # found again from any other folder
+        values["corpus"] = str(Path(options.corpus).resolve())
+    options.out.mkdir(parents=True, exist_ok=True)
+    unfinished = options.out / f"{OPTIONS}.unfinished"
+    with unfinished.open("w", encoding="utf-8") as file:
+        json.dump(values, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(options.out / OPTIONS)
+
+
+def load_options(folder: Path) -> Train:
+    """The options of the run in ``folder``. Raises ``ValueError`` if there are none, or if the file is damaged."""
+    path = folder / OPTIONS
+    if not path.is_file():
+        raise ValueError(f"{folder} holds no run: there is no {OPTIONS}, which the train command writes")
+    kinds = {field.name: field.type for field in fields(Train) if field.name != "out"}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if wrong := sorted(set(kinds) ^ set(values)):
+            raise ValueError(f"{', '.join(wrong)} missing or unknown")
+        for name, kind in kinds.items():
+            if not isinstance(values[name], (int, float) if kind is float else kind):
+                raise ValueError(f"{name} is {values[name]!r}")
+        return Train(**values, out=folder)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error}): mend it, or start the run again in another folder") from None
+
+
+def _run(options: Train, *, resumed: bool = False, override: Collection[str] = ()) -> FitReport:
+    _check(options)
+    tokenizer = ByteTokenizer()
+    corpus = load_corpus(options.corpus, pattern=options.pattern)
+    config = replace(PRESETS[options.preset], vocab_size=tokenizer.vocab_size, dropout=options.dropout)
+    row_length = config.max_positions if options.row_length is None else options.row_length
+    if row_length > config.max_positions:
+        raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}")
+    train_rows, held_out = _rows(corpus, tokenizer, row_length)
+    run = TrainConfig(
+        total_steps=options.steps,
+        max_lr=options.max_lr,
+        warmup_steps=options.steps // 20 if options.warmup_steps is None else options.warmup_steps,
+        weight_decay=options.weight_decay,
+        eval_every=options.eval_every,
+        precision=options.precision,
+        checkpoint_every=options.checkpoint_every,
+        out=options.out,
+    )
+    torch.manual_seed(options.seed)
+    model = GPT(config).to(best_device())
+    parameters, first = model.num_parameters(), rank() == 0
+    if options.shard:
+        model = shard(model)
+    data = RowBatches(
+        rows=train_rows,
+        batch_size=options.batch_size,
+        micro_batch_size=options.micro_batch_size,
+        seed=options.seed,
+    )
+    if first:
+        print(f"{parameters:,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True)
+    validation = list(held_out.batches(64, limit=options.eval_rows))
+    with closing(ProgressBar(options.steps)) as bar:
+        trainer = Trainer(model, data, run, [bar], validation=validation)
+        if resumed:
+            checkpoint = trainer.resume(override=override)
+            bar.done = checkpoint.step
+            if first:
+                print(f"Going on after update {bar.done} of {options.steps}, from {checkpoint.folder}", flush=True)
+        else:
+            on_first(lambda: save_options(options))
+        report = trainer.fit()
+    if first or options.shard:  # of a model that is shared out, each has only a part
+        try:
+            text = sample(model, tokenizer, options.prompt, seed=options.seed)
+        except ValueError as error:
+            text = f"No sample: {error}"
+        if first:
+            print(text)
+    return report
+
+
+def _check(options: Train) -> None:
+    """Refuse before anything is loaded what would fail after it."""
+    if options.preset not in PRESETS:
+        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
+    if not options.prompt:
+        raise ValueError("prompt is empty: give at least one character for the sample at the end")
+    if not 0 <= options.seed < 2**63:
+        raise ValueError(f"seed={options.seed} must be at least 0 and less than 2**63")
+    if options.processes < 1:
+        raise ValueError(f"processes={options.processes} must be at least 1")
+    if options.shard and world_size() == 1:
+        raise ValueError(
+            "shard shares out the weights over processes, and there is one: say --processes 2"
+        )
+    if options.out.exists() and not options.out.is_dir():
+        raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
+
+
+def _rows(corpus: Corpus, tokenizer: ByteTokenizer, row_length: int) -> tuple[TokenRows, TokenRows]:
+    train_side, held_out = (
+        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name) for part in corpus.split()
+    )
+    return train_side, held_out
+
+
+class ProgressBar:
+    """A Trainer callback that shows updates, loss and speed; it appears with the first update."""
+
+    def __init__(self, total_steps: int) -> None:
+        self.total_steps, self.done, self._bar, self._shown = total_steps, 0, None, {}
+
+    def __call__(self, record: dict[str, Any]) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=self.total_steps, initial=self.done, unit="update")
+        self._shown |= {name: f"{record[name]:.3f}" for name in ("loss", "eval_loss") if name in record}
+        self._bar.set_postfix(self._shown, refresh=False)
+        self._bar.update(0 if record["skipped"] else 1)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. What a user can mend is told in one line, without a traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a sample may hold characters that a terminal has not
+    options = tyro.extras.subcommand_cli_from_dict(
+        {"train": Train, "resume": Resume},
+        prog="python -m tinytrain",
+        description="Train small language models from the command line.",
+        args=arguments,
+    )
+    folder = options.out if isinstance(options, Train) else options.folder
+    try:
+        report = (
+            train(options)
+            if isinstance(options, Train)
+            else resume(options.folder, options.override, processes=options.processes)
+        )
+    except LaunchError as error:
+        print(f"tinytrain: process {error.rank} {' '.join(error.cause.split())}", file=sys.stderr)
+        return 1
+    except (ValueError, OSError, TrainingFailedError, LossScaleError) as error:
+        print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"tinytrain: interrupted. If it has a checkpoint, go on with: {resume_command(folder)}", file=sys.stderr)
+        return 130
+    if int(os.environ.get("RANK", "0")) == 0:
+        _print_end(report, folder)
+    return 130 if report.stopped_by == "interrupt" else 0
+
+
+def _print_end(report: FitReport, folder: Path) -> None:
+    if report.stopped_by == "interrupt":
+        print(f"Interrupted after update {report.steps}. Go on with: {resume_command(folder)}")
+    elif not report.record:
+        print(f"The run is finished: all of its {report.steps} updates are done")
+    print(f"The log is {folder / RunLog.FILE}")
