@@ -88,3 +88,9 @@ class Transposed(nn.Module):
 
     def forward(self, x):
         return self.inner(x.transpose(1, 2)).transpose(1, 2)
+
+
+def test_a_gradient_that_the_bad_step_has_left_is_not_taken_for_one_of_this_batch(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    assert first_nonfinite(model, [batch_of()]) == ""

@@ -232,9 +232,7 @@ def _check(options: Train) -> None:
     if options.processes < 1:
         raise ValueError(f"processes={options.processes} must be at least 1")
     if options.shard and world_size() == 1:
-        raise ValueError(
-            "shard shares out the weights over processes, and there is one: say --processes 2"
-        )
+        raise ValueError("shard shares out the weights over processes, and there is one: say --processes 2")
     if options.out.exists() and not options.out.is_dir():
         raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
 

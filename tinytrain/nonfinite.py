@@ -27,6 +27,7 @@ def first_nonfinite(
     precision = precision or Precision()
     with keep_modes_and_buffers(model):
         for number, batch in enumerate(micro_batches):
+            model.zero_grad(set_to_none=True)  # what the step in question has left is not of this batch alone
             where = _run(model, batch, precision, scale)
             model.zero_grad(set_to_none=True)
             if where:

@@ -1,7 +1,6 @@
 """Every fault case that this project knows has a test here, and every test here names a case of the list.
 
-A case's test is a top-level function of a file in this folder whose name begins with ``test_<id>_``. Group I
-(several processes) joins the list with the part it is about.
+A case's test is a top-level function of a file in this folder whose name begins with ``test_<id>_``.
 """
 
 import ast
@@ -61,6 +60,14 @@ CASES = {
     "H11": "the optimizer's count and moments in another type",
     "H12": "moments that are not restored",
     "H15": "a model left in eval mode",
+    "I01": "a mean of the processes' means",
+    "I03": "gradients exchanged although they should wait",
+    "I05": "one process has more batches than the others",
+    "I06": "every epoch in the same order",
+    "I07": "weights that take no part",
+    "I09": "a function that a new process cannot see",
+    "I11": "an address that is in use",
+    "I14": "processes left behind by an interrupt",
     "J01": "a new figure for every update",
     "J02": "a thread's words lost when its cell ends",
     "J04": "clearing takes what came after it",

@@ -1,5 +1,6 @@
 """What runs inside a process that ``launch`` started. Torch alone is imported before the function is looked up."""
 
+import io
 import os
 import pickle
 import signal
@@ -80,6 +81,9 @@ def _prepare(job: Job) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         "WORLD_SIZE": str(job.world_size),
         "LOCAL_WORLD_SIZE": str(job.world_size),
     }
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)  # whole lines, though several write at once
     torch.set_num_threads(1)
     return pickle.loads(job.call)
 

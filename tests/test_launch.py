@@ -1,0 +1,366 @@
+"""Starting processes: results come back, the first failure is told within seconds, and nothing is left behind."""
+
+import functools
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from tinytrain.distributed import LaunchError, in_group, launch, rank, under_torchrun, world_size
+
+SECONDS = 15
+"""within which the caller is told of a failure on a busy machine; nothing here ends by itself before that"""
+
+
+def sum_over_all(rank, number):
+    values = torch.tensor([float(rank + number)])
+    dist.all_reduce(values)
+    return rank, values.item()
+
+
+def surroundings(rank):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TINYTRAIN_TEST")
+    numbers = {name: os.environ.get(name) for name in names}
+    return numbers | {"cwd": os.getcwd(), "threads": torch.get_num_threads(), "backend": dist.get_backend()}
+
+
+def fill(rank, tensor):
+    tensor.fill_(rank + 1)
+    return tensor
+
+
+def unlucky(rank, how):
+    """Process 1 fails; process 0 waits for it."""
+    if rank == 1:
+        how()
+    dist.barrier()
+
+
+def raise_value_error():
+    raise ValueError("the number 7 is odd")
+
+
+def kill_myself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def interrupt_myself():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+
+
+def run_out_of_memory():
+    raise torch.OutOfMemoryError("asked for too much")
+
+
+def leave_early(rank):
+    if rank == 0:
+        dist.barrier()
+
+
+def wait_for_ever(rank):
+    time.sleep(1000)
+
+
+def hang_in_process_1(rank):
+    if rank == 1:
+        time.sleep(1000)
+    dist.barrier()
+
+
+def start_a_child_and_fail(rank, folder):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    Path(folder, str(rank)).write_text(str(child.pid))
+    dist.barrier()
+    raise_value_error()
+
+
+def something_unpicklable(rank):
+    return lambda: rank
+
+
+def launch_again(rank):
+    return launch(sum_over_all, 2, 0)
+
+
+class OddError(Exception):
+    """Cannot be put together from its text alone."""
+
+    def __init__(self, number, text):
+        super().__init__(text)
+
+
+def raise_odd_error(rank):
+    raise OddError(3, "odd")
+
+
+def workers():
+    """Processes that a launch started and that are still there; the fork server and its tracker may stay."""
+    mine = psutil.Process()
+    helpers = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+    return [
+        p
+        for p in mine.children(recursive=True)
+        if p.ppid() != mine.pid or not any(helper in part for part in p.cmdline() for helper in helpers)
+    ]
+
+
+@pytest.fixture
+def told_in_time():
+    """The test took seconds, and left no process and no folder."""
+    launch(sum_over_all, 1, 0)  # the fork server is there
+    folders, start = set(Path(tempfile.gettempdir()).glob("tinytrain_*")), time.monotonic()
+    yield
+    assert time.monotonic() - start < SECONDS
+    assert workers() == []
+    assert set(Path(tempfile.gettempdir()).glob("tinytrain_*")) == folders
+
+
+def test_results_come_back_in_the_order_of_ranks():
+    assert launch(sum_over_all, 2, 5) == [(0, 11.0), (1, 11.0)]
+    assert launch(sum_over_all, 3, 0) == [(0, 3.0), (1, 3.0), (2, 3.0)]
+
+
+def test_one_process_is_a_group_as_well():
+    assert launch(sum_over_all, 1, 5) == [(0, 5.0)]
+
+
+def test_each_process_knows_who_it_is_and_sees_the_callers_surroundings_of_now(monkeypatch, tmp_path):
+    launch(sum_over_all, 1, 0)  # from here on the fork server has an environment of its own
+    monkeypatch.setenv("TINYTRAIN_TEST", "set after the fork server was started")
+    monkeypatch.chdir(tmp_path)
+    first, second = launch(surroundings, 2)
+    assert (first["RANK"], second["RANK"], second["LOCAL_RANK"]) == ("0", "1", "1")
+    assert second["WORLD_SIZE"] == second["LOCAL_WORLD_SIZE"] == "2"
+    assert second["TINYTRAIN_TEST"] == "set after the fork server was started"
+    assert second["cwd"] == str(tmp_path.resolve())
+    assert (second["threads"], second["backend"]) == (1, "gloo")
+
+
+def test_arguments_are_copies():
+    mine = torch.zeros(3)
+    assert [result.tolist() for result in launch(fill, 2, mine)] == [[1, 1, 1], [2, 2, 2]]
+    assert mine.tolist() == [0, 0, 0]
+
+
+def test_a_large_result_comes_back_whole():
+    large = torch.arange(3_000_000)
+    assert torch.equal(launch(functools.partial(returns, value=large), 1)[0], large)
+
+
+def returns(rank, value):
+    return value
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        (raise_value_error, "failed: ValueError: the number 7 is odd"),
+        (functools.partial(os._exit, 3), "ended with exit code 3 before it returned"),
+        (functools.partial(sys.exit, 4), "failed: SystemExit: 4"),
+        (kill_myself, "was killed by signal 9 (SIGKILL); the system does this when memory runs out"),
+        (interrupt_myself, "failed: KeyboardInterrupt"),
+        (run_out_of_memory, "failed: OutOfMemoryError: asked for too much"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_first_failure_stops_all_and_is_told(how, told, told_in_time):
+    with pytest.raises(LaunchError) as caught:
+        launch(unlucky, 2, how)
+    assert (caught.value.rank, caught.value.cause) == (1, told)
+    assert str(caught.value).startswith(f"process 1 of 2 {told}. All processes were stopped")
+
+
+def test_the_traceback_shows_where_it_happened_and_not_our_own_lines(told_in_time):
+    with pytest.raises(LaunchError) as caught:
+        launch(unlucky, 2, raise_value_error)
+    trace = caught.value.remote_traceback
+    assert "in raise_value_error" in trace and trace.rstrip().endswith("ValueError: the number 7 is odd")
+    assert "worker.py" not in trace
+    assert trace.rstrip() in str(caught.value)
+
+
+def test_an_error_that_cannot_be_pickled_is_told_as_text(told_in_time):
+    with pytest.raises(LaunchError, match=r"process \d of 2 failed: OddError: odd"):
+        launch(raise_odd_error, 2)
+
+
+def test_a_launch_error_can_be_pickled():
+    error = LaunchError(1, 2, "failed: ValueError: x", "trace")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.rank, again.cause, again.remote_traceback, str(again)) == (1, error.cause, "trace", str(error))
+
+
+def test_a_process_that_leaves_early_does_not_leave_the_others_waiting(told_in_time):
+    with pytest.raises(LaunchError, match="process 0 of 2 failed: RuntimeError"):
+        launch(leave_early, 2)
+
+
+def test_a_process_that_hangs_is_found_out_by_the_timeout(told_in_time):
+    with pytest.raises(LaunchError, match=r"process 0 of 2 failed: RuntimeError.*[Tt]imed out"):
+        launch(hang_in_process_1, 2, timeout_s=1)
+
+
+def test_what_a_process_started_ends_with_it(tmp_path, told_in_time):
+    with pytest.raises(LaunchError, match="ValueError"):
+        launch(start_a_child_and_fail, 2, str(tmp_path))
+    children = [int(path.read_text()) for path in tmp_path.iterdir()]
+    assert len(children) == 2
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in children))
+
+
+def test_a_result_that_cannot_be_sent_back_is_named(told_in_time):
+    with pytest.raises(LaunchError, match="TypeError: its result, a function, cannot be sent back"):
+        launch(something_unpicklable, 2)
+
+
+def test_a_launch_inside_a_group_is_refused(told_in_time):
+    with pytest.raises(LaunchError, match="launch was called inside a process group"):
+        launch(launch_again, 2)
+
+
+@pytest.mark.parametrize("nprocs", [0, -1, 2.0, True, "2"])
+def test_a_number_of_processes_that_is_none_is_refused(nprocs):
+    with pytest.raises(ValueError, match="nprocs="):
+        launch(sum_over_all, nprocs, 0)
+
+
+def test_a_function_that_cannot_be_found_again_is_refused():
+    with pytest.raises(ValueError, match="must stand at the top level of a module"):
+        launch(lambda rank: rank, 2)
+
+    def inner(rank):
+        return rank
+
+    with pytest.raises(ValueError, match=r"inner.*must stand at the top level of a module"):
+        launch(inner, 2)
+
+
+def test_what_a_session_defines_is_refused_by_name():
+    code = (
+        "from tinytrain.distributed import launch\n"
+        "def work(rank, settings): return rank\n"
+        "class Settings: pass\n"
+        "for fn, args in ((work, ()), (print, (Settings(),))):\n"
+        "    try: launch(fn, 2, *args)\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120).stdout.splitlines()
+    assert said[0].startswith("work is defined in this notebook or session") and "%%writefile" in said[0]
+    assert said[1].startswith("Settings is defined in this notebook or session")
+
+
+def test_a_script_may_launch_what_it_defines(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from tinytrain.distributed import launch, world_size\n"
+        "def work(rank): return rank, world_size()\n"
+        "if __name__ == '__main__': print(launch(work, 2))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == ("[(0, 2), (1, 2)]\n", "")
+
+
+def test_outside_a_group_there_is_one_process():
+    assert (rank(), world_size(), in_group(), under_torchrun()) == (0, 1, False, False)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_when_the_caller_is_killed_its_processes_end(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, time, pathlib\n"
+        "from tinytrain.distributed import launch\n"
+        "def work(rank, folder):\n"
+        "    pathlib.Path(folder, str(rank)).write_text(str(os.getpid()))\n"
+        "    time.sleep(1000)\n"
+        "if __name__ == '__main__': launch(work, 2, sys.argv[1])\n"
+    )
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    caller = subprocess.Popen([sys.executable, str(script), str(pids)])
+    wait_until(lambda: len([p for p in pids.iterdir() if p.read_text()]) == 2, seconds=60)
+    started = [int(path.read_text()) for path in pids.iterdir()]
+    caller.kill()
+    caller.wait()
+    wait_until(lambda: not any(alive(pid) for pid in started))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_an_interrupt_ends_processes_that_do_not_end_by_themselves(told_in_time):
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        launch(wait_for_ever, 2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_an_interrupt_in_the_middle_of_a_failure_leaves_nothing(told_in_time):
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises((KeyboardInterrupt, LaunchError)):
+        launch(hang_in_process_1, 2, timeout_s=0.5)
+    time.sleep(0.6)
+
+
+def leftovers():
+    own = psutil.Process()
+    return own.num_fds() if hasattr(own, "num_fds") else own.num_handles(), len(workers()), threading.active_count()
+
+
+def many_launches(n):
+    launch(sum_over_all, 2, 0)
+    before, seconds = leftovers(), []
+    for number in range(n):
+        start = time.monotonic()
+        assert launch(sum_over_all, 2, number) == [(0, 2 * number + 1.0), (1, 2 * number + 1.0)]
+        seconds.append(time.monotonic() - start)
+    assert leftovers() == before
+    return sorted(seconds)[n // 2]
+
+
+def test_launches_in_a_row_leave_nothing_behind():
+    many_launches(5)
+
+
+@pytest.mark.soak
+def test_a_hundred_launches_in_a_row_leave_nothing_behind(capsys):
+    median = many_launches(100)
+    with capsys.disabled():
+        print(f"\nmedian of 100 launches of two processes: {median:.2f} s")
+
+
+def test_under_torchrun_the_same_script_runs_in_the_processes_that_are_there(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as dist\n"
+        "from tinytrain.distributed import launch, under_torchrun\n"
+        "def work(rank, number): return rank, dist.get_world_size(), number, under_torchrun()\n"
+        "if __name__ == '__main__': print(launch(work, 5, 7), flush=True)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    wanted = "[(0, 2, 7, True), (1, 2, 7, True)]"
+    assert done.stdout.split("\n")[:-1] == [wanted, wanted], done.stderr[-2000:]
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition, seconds=SECONDS):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass in time"
+        time.sleep(0.02)

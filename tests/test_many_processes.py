@@ -1,0 +1,427 @@
+"""The same Trainer in several processes: one model, one curve, one log."""
+
+import math
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tinytrain.checkpoint import Checkpointer, CheckpointError
+from tinytrain.data import RowBatches, TokenRows
+from tinytrain.distributed import LaunchError, launch, replicate, shard
+from tinytrain.distributed.group import gathered, on_first
+from tinytrain.distributed.wrap import sharers
+from tinytrain.loss import IGNORE_INDEX
+from tinytrain.model import GPT, PRESETS
+from tinytrain.optimizer import build_adamw
+from tinytrain.runlog import read_run
+from tinytrain.step import evaluate, train_step
+from tinytrain.train import TrainConfig, Trainer
+from tinytrain.weights import unwrap
+
+TIMES = {"tokens_per_second", "seconds_data", "seconds_step", "seconds_communication", "memory_bytes", "processes"}
+CONFIG = TrainConfig(total_steps=12, max_lr=3e-3, warmup_steps=4, eval_every=5)
+
+
+def some_rows(n=1009, seed=0):
+    return TokenRows(torch.randint(0, 256, (n,), generator=torch.Generator().manual_seed(seed)), 16, vocab_size=256)
+
+
+def some_data(**changes):
+    return RowBatches(**({"rows": some_rows(), "batch_size": 8, "micro_batch_size": 3} | changes))
+
+
+def nano(dropout=0.0):
+    torch.manual_seed(0)
+    return GPT(replace(PRESETS["nano"], dropout=dropout))
+
+
+def flat(model):
+    return torch.cat([p.detach().flatten() for p in unwrap(model).parameters()])
+
+
+def validation():
+    return list(some_rows(600, seed=1).batches(4))
+
+
+def train(rank, config=CONFIG, *, data=None, dropout=0.0, resume=False, stop_at=None, wrapped=None, callbacks=()):
+    """Records, final weights, and whether the copies were alike after every update."""
+    alike, records = [], []
+
+    def look(record):
+        records.append(record)
+        return None if record["batch"] != stop_at else False
+
+    model = nano(dropout)
+    if wrapped == "sharded":
+        model = shard(model)
+    trainer = Trainer(model, data or some_data(), config, [look, *callbacks], validation=validation())
+    if dist.is_initialized() and wrapped != "sharded":
+        trainer.optimizer.register_step_post_hook(lambda *_: alike.append(all_alike(flat(model))))
+    if resume:
+        trainer.resume()
+    report = trainer.fit()
+    weights = None if wrapped == "sharded" else flat(model)
+    return {"records": records, "weights": weights, "alike": alike, "report": report}
+
+
+def all_alike(tensor):
+    first, *others = gathered(tensor)
+    return all(torch.equal(first, other) for other in others)
+
+
+def curve(result, name="loss"):
+    return [record[name] for record in result["records"]]
+
+
+def largest_difference(a, b):
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return train(0)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_the_curve_is_that_of_one_process(alone, processes):
+    first, *others = launch(train, processes)
+    assert curve(first, "tokens") == curve(alone, "tokens")
+    assert largest_difference(curve(first), curve(alone)) < 1e-6
+    assert largest_difference(curve(first, "grad_norm"), curve(alone, "grad_norm")) < 1e-5
+    assert curve(first, "lr") == curve(alone, "lr")
+    assert curve(first, "processes") == [processes] * 12
+    assert all(torch.equal(first["weights"], other["weights"]) for other in others)
+
+
+def test_the_copies_are_bit_identical_after_every_update():
+    assert [result["alike"] for result in launch(train, 2)] == [[True] * 12] * 2
+
+
+def test_process_0_alone_runs_the_callbacks_and_writes_the_log(tmp_path):
+    first, second = launch(train, 2, replace(CONFIG, out=tmp_path))
+    assert (len(first["records"]), len(second["records"])) == (12, 0)
+    run = read_run(tmp_path)
+    assert [record["batch"] for record in run] == list(range(1, 13))
+    assert all(record["seconds_communication"] >= 0 for record in run)
+
+
+def test_a_callback_that_says_no_ends_the_run_in_all_processes():
+    reports = [result["report"] for result in launch(run_until, 2, 5)]
+    assert [(report.steps, report.stopped_by) for report in reports] == [(5, "callback")] * 2
+
+
+def run_until(rank, batch):
+    return train(rank, stop_at=batch)
+
+
+def interrupted_in_process_1(rank):
+    """An interrupt of one process only, in the middle of its third batch."""
+    data = some_data()
+
+    class Data:
+        def share(self, batch, **who):
+            if rank == 1 and batch == 2:
+                os.kill(os.getpid(), 2)
+            return data.share(batch, **who)
+
+    return Trainer(nano(), Data(), CONFIG, validation=validation()).fit()
+
+
+def test_an_interrupt_of_one_process_ends_the_run_in_all_after_the_same_update():
+    assert [(r.steps, r.stopped_by) for r in launch(interrupted_in_process_1, 2)] == [(3, "interrupt")] * 2
+
+
+def exact_evaluation(rank):
+    model = replicate(nano())
+    batches = validation()
+    mine = batches[rank::2] if rank == 0 else [*batches[rank::2], empty_like(batches[0])]
+    return evaluate(model, mine)
+
+
+def empty_like(batch):
+    return batch | {"labels": torch.full_like(batch["labels"], IGNORE_INDEX)}
+
+
+def test_an_evaluation_over_all_processes_is_the_one_of_one_process(alone):
+    wanted = evaluate(nano(), validation())
+    for found in launch(exact_evaluation, 2):
+        assert found.tokens == wanted.tokens
+        assert abs(found.loss - wanted.loss) < 1e-6
+    first = launch(train, 2)[0]["records"][4]
+    assert abs(first["eval_loss"] - alone["records"][4]["eval_loss"]) < 1e-6
+
+
+class Ragged:
+    """5 rows for 2 or 3 processes, in one piece or in two, some of them without targets."""
+
+    def __getitem__(self, batch):
+        pieces = some_data(batch_size=5, micro_batch_size=5 if batch % 2 else 3)[batch]
+        pieces[0]["labels"][: batch % 4, 2:] = IGNORE_INDEX
+        return pieces
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_unequal_shares_train_as_one_process_does(processes):
+    wanted = train(0, data=Ragged())
+    found = launch(train_ragged, processes)[0]
+    assert curve(found, "tokens") == curve(wanted, "tokens")
+    assert largest_difference(curve(found), curve(wanted)) < 1e-6
+
+
+def train_ragged(rank):
+    return train(rank, data=Ragged())
+
+
+def first_masks(rank):
+    """What dropout does to ones in the first forward pass, and what Python and NumPy draw."""
+    import random
+
+    import numpy as np
+
+    random.seed(1)
+    np.random.seed(1)
+    seen = []
+
+    class Watched(GPT):
+        def _embed(self, input_ids):
+            if self.training:
+                seen.append((torch.nn.functional.dropout(torch.ones(64), 0.5), random.random(), np.random.rand()))
+            return super()._embed(input_ids)
+
+    torch.manual_seed(0)
+    Trainer(Watched(PRESETS["nano"]), some_data(), replace(CONFIG, total_steps=1, warmup_steps=0)).fit()
+    return seen[0]
+
+
+def test_dropout_differs_from_process_to_process_and_process_0_draws_as_one_process_does():
+    (mask_0, *others_0), (mask_1, *others_1) = launch(first_masks, 2)
+    assert not torch.equal(mask_0, mask_1)
+    assert torch.equal(mask_0, first_masks(0)[0])
+    assert others_0 == others_1  # data that draws from them comes out the same everywhere
+
+
+def bad_in_process_1(rank, precision):
+    """The third batch holds a NaN in the share of process 1 only."""
+    torch.manual_seed(0)
+    model = GPT(PRESETS["nano"])
+    data = some_data()
+
+    class Data:
+        def share(self, batch, **who):
+            share = data.share(batch, **who)
+            self.poisoned = rank == 1 and batch == 2
+            return share
+
+    shares = Data()
+    model.norm.register_forward_hook(lambda _m, _i, out: out * float("nan") if shares.poisoned else out)
+    records, before = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # FP16 is slow on most CPUs
+        trainer = Trainer(model, shares, replace(CONFIG, precision=precision), [records.append])
+        trainer.optimizer.register_step_pre_hook(lambda *_: before.append(flat(model).clone()))
+        trainer.fit()
+    return records, before, trainer.step, trainer.batch, trainer.precision.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_bad_step_in_one_process_is_skipped_by_all_and_told_with_its_process(precision):
+    (records, before_0, *counts_0), (_, before_1, *counts_1) = launch(bad_in_process_1, 2, precision)
+    assert counts_0 == counts_1
+    assert counts_0[:2] == [12, 13]
+    assert [record["skipped"] for record in records] == [False, False, True] + [False] * 10
+    assert records[2]["where"].startswith("process 1: micro-batch 0: the output of norm holds NaN")
+    assert all(torch.equal(a, b) for a, b in zip(before_0, before_1, strict=True))
+
+
+def different_runs(rank):
+    return Trainer(nano(), some_data(seed=rank), CONFIG).fit()
+
+
+def test_processes_that_were_given_different_data_are_refused():
+    with pytest.raises(LaunchError, match=r"processes 0 and 1 were given different runs: data\.seed: 0 and 1"):
+        launch(different_runs, 2)
+
+
+def with_other_weights(rank):
+    torch.manual_seed(rank)
+    model = GPT(PRESETS["nano"])
+    Trainer(model, some_data(), CONFIG).fit()
+    return all_alike(flat(model))
+
+
+def test_weights_that_began_differently_are_those_of_process_0():
+    assert launch(with_other_weights, 2) == [True, True]
+
+
+def an_idle_weight(rank, find):
+    model = nano()
+    model.never_used = torch.nn.Linear(3, 3)
+    wrapped = replicate(model, find_unused_parameters=find)
+    optimizer = build_adamw(model, lr=1e-3)
+    for batch in range(2):
+        train_step(wrapped, some_data().share(batch, rank=rank, processes=2), optimizer, lr=1e-3)
+    return all_alike(flat(model))
+
+
+def test_a_weight_that_takes_no_part_is_named():
+    with pytest.raises(LaunchError, match=r"2 trainable weights took no part.*never_used\.weight, never_used\.bias"):
+        launch(an_idle_weight, 2, False)
+    assert launch(an_idle_weight, 2, True) == [True, True]
+
+
+# Going on, in as many processes or in others.
+
+LONG = TrainConfig(total_steps=64, max_lr=3e-3, warmup_steps=20, eval_every=25)
+
+
+def stored(folder, **changes):
+    return replace(LONG, out=folder, checkpoint_every=7, **changes)
+
+
+@pytest.mark.parametrize("wrapped", [None, "sharded"])
+def test_resumed_in_as_many_processes_is_uninterrupted_bit_for_bit(tmp_path, wrapped):
+    config = stored(tmp_path / "whole", total_steps=20)
+    whole = launch(train_dropped, 2, config, wrapped)[0]
+    config = replace(config, out=tmp_path / "parts")
+    launch(train_dropped, 2, config, wrapped, False, 9)
+    launch(train_dropped, 2, config, wrapped, True, 12)
+    launch(train_dropped, 2, config, wrapped, True)
+    assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
+    assert whole["report"].steps == 20
+
+
+def train_dropped(rank, config, wrapped, resume=False, stop_at=None):
+    return train(rank, config, dropout=0.1, wrapped=wrapped, resume=resume, stop_at=stop_at)
+
+
+def without_times(folder):
+    return [{name: value for name, value in record.items() if name not in TIMES} for record in read_run(folder)]
+
+
+def train_on(rank, config, wrapped, resume, stop_at=None):
+    return train(rank, config, wrapped=wrapped, resume=resume, stop_at=stop_at)
+
+
+def in_processes(processes, *arguments):
+    return launch(train_on, processes, *arguments)[0] if processes > 1 else train_on(0, *arguments)
+
+
+@pytest.fixture(scope="module")
+def long_run():
+    return train(0, LONG)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((1, None), (2, None)), ((2, None), (1, None)), ((2, None), (3, None)), ((2, "sharded"), (1, None)),
+     ((1, None), (2, "sharded")), ((2, "sharded"), (2, None)), ((2, "sharded"), (3, "sharded"))],
+)  # fmt: skip
+def test_the_number_of_processes_and_the_wrapping_may_change(tmp_path, long_run, before, after):
+    config = stored(tmp_path)
+    in_processes(before[0], config, before[1], False, 13)
+    rest = in_processes(after[0], config, after[1], True)
+    wanted = {name: curve(long_run, name)[13:] for name in ("loss", "grad_norm", "tokens", "batch")}
+    assert curve(rest, "batch") == wanted["batch"] and curve(rest, "tokens") == wanted["tokens"]
+    assert abs(curve(rest, "grad_norm")[0] / wanted["grad_norm"][0] - 1) < 1e-6
+    assert largest_difference(curve(rest)[:50], wanted["loss"][:50]) < 1e-5
+    assert [record["batch"] for record in read_run(tmp_path)] == list(range(1, 65))
+
+
+def save_that_fails(rank, folder):
+    class FullDisk(Checkpointer):
+        def _finish(self, *arguments):
+            raise OSError(28, "No space left on device")
+
+    trainer = Trainer(nano(), some_data(), replace(CONFIG, out=folder, checkpoint_every=3))
+    trainer._store.__class__ = FullDisk
+    try:
+        trainer.fit()
+    except CheckpointError as error:
+        return trainer.step, str(error)
+    return trainer.step, "nothing happened"
+
+
+def test_a_save_that_fails_stops_all_processes(tmp_path):
+    (step_0, told_0), (step_1, told_1) = launch(save_that_fails, 2, str(tmp_path))
+    assert (step_0, step_1) == (3, 3)
+    assert told_0 == told_1 and "No space left on device" in told_0
+
+
+def resume_elsewhere(rank, folder, other):
+    """Process 1 sees another disk."""
+    trainer = Trainer(nano(), some_data(), stored(folder))
+    if rank == 1:
+        trainer._store.folder = Path(other)
+    on_disk = sorted(Path(folder, "checkpoints").glob("step_*"))[-1]
+    original = type(trainer._store).load
+    if rank == 0:
+        trainer._store.load = lambda **options: move_away(original(trainer._store, **options), on_disk)
+    trainer.resume()
+
+
+def move_away(found, folder):
+    folder.rename(folder.with_name("hidden"))
+    return found
+
+
+def test_a_checkpoint_that_one_process_cannot_read_is_refused_by_all(tmp_path):
+    train_on(0, stored(tmp_path), None, False, 8)
+    with pytest.raises(
+        LaunchError,
+        match=r"CheckpointError: every process reads the checkpoint, from a disk that all can see.*process 1: ",
+    ):
+        launch(resume_elsewhere, 2, str(tmp_path), str(tmp_path / "other"))
+
+
+def test_a_folder_of_another_run_is_refused_in_all_processes(tmp_path):
+    train_on(0, stored(tmp_path), None, False, 8)
+    with pytest.raises(LaunchError, match=r"CheckpointError: .* holds checkpoints of an earlier run"):
+        launch(train_on, 2, stored(tmp_path), None, False)
+
+
+# Small parts.
+
+
+def agreements(rank):
+    def only_here():
+        if rank != 0:
+            raise AssertionError("this is done in process 0 only")
+        return "done"
+
+    def fails():
+        raise KeyError("not there")
+
+    told = None
+    try:
+        on_first(fails)
+    except KeyError as error:
+        told = error.args
+    return on_first(only_here), told, gathered(rank * 2)
+
+
+def test_what_process_0_does_all_get_and_what_it_fails_in_all_fail_in():
+    assert launch(agreements, 2) == [("done", ("not there",), [0, 2])] * 2
+
+
+def test_without_a_group_agreements_are_those_of_one_process():
+    assert on_first(lambda: 3) == 3 and gathered("x") == ["x"]
+    with pytest.raises(RuntimeError, match="replicate needs a process group"):
+        replicate(nano())
+    with pytest.raises(RuntimeError, match="shard needs a process group"):
+        shard(nano())
+
+
+def bare_inside_a_group(rank):
+    model = nano()
+    report = train_step(model, some_data()[rank], build_adamw(model, lr=1e-3), lr=1e-3)
+    return sharers(model), report.loss
+
+
+def test_a_model_that_is_not_wrapped_is_trained_by_its_process_alone():
+    (one, loss_0), (_, loss_1) = launch(bare_inside_a_group, 2)
+    assert one == 1 and loss_0 != loss_1 and math.isfinite(loss_0)
