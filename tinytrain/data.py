@@ -192,9 +192,10 @@ def share_of(micro_batches: Sequence[dict[str, Tensor]], *, rank: int, processes
 
 def _rows_of_process(batch: dict[str, Tensor], rank: int, processes: int) -> dict[str, Tensor]:
     n = len(batch["input_ids"])
+    of_rows = {name: value for name, value in batch.items() if value.dim() and len(value) == n}
     if rank >= n:
-        return without_targets({name: value[:1] if len(value) == n else value for name, value in batch.items()})
-    return {name: value[rank::processes] if len(value) == n else value for name, value in batch.items()}
+        return without_targets(batch | {name: value[:1] for name, value in of_rows.items()})
+    return batch | {name: value[rank::processes] for name, value in of_rows.items()}
 
 
 def without_targets(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """The run that law 5 stops, kills and resumes. As a program: resumes the run in a folder, or begins it.
 
-python interrupted_run.py FOLDER PRECISION
+python interrupted_run.py FOLDER PRECISION [PROCESSES]
 """
 
 import sys
@@ -11,13 +11,14 @@ import torch
 
 import tinytrain.precision
 from tinytrain.checkpoint import Checkpointer
-from tinytrain.data import RowBatches, TokenRows
+from tinytrain.data import RowBatches, TokenRows, share_of
+from tinytrain.distributed import launch, rank
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import read_run
 from tinytrain.train import TrainConfig, Trainer
 
 BATCHES, SKIPPED = 15, (5, 8, 10)  # batch 10 is skipped in float16 only
-OF_THE_MACHINE = {"tokens_per_second", "seconds_data", "seconds_step", "memory_bytes"}
+OF_THE_MACHINE = {"tokens_per_second", "seconds_data", "seconds_step", "memory_bytes", "seconds_communication"}
 ROWS = TokenRows(torch.randint(0, 256, (16 * 41,), generator=torch.Generator().manual_seed(2)), 16, vocab_size=256)
 
 
@@ -30,6 +31,9 @@ class Troubled(RowBatches):
         if batch in SKIPPED[:2]:
             parts = [part | {"labels": torch.full_like(part["labels"], -100)} for part in parts]
         return [part | {"batch": torch.tensor(batch)} for part in parts]
+
+    def share(self, batch, *, rank, processes):
+        return share_of(self[batch], rank=rank, processes=processes)
 
 
 class Overflowing(GPT):
@@ -85,15 +89,23 @@ def lines_of(folder):
     return [{name: v for name, v in record.items() if name not in OF_THE_MACHINE} for record in read_run(folder)]
 
 
-def main(folder, precision):
+def begin_or_resume(_rank, folder, precision):
     tinytrain.precision.cpu_supports = lambda dtype: True
     trainer = trainer_in(folder, precision, checkpoint_every=1)
     if Checkpointer(Path(folder, "checkpoints")).latest() is not None:
         trainer.resume()
-    else:  # killed before its first checkpoint: there is nothing to lose
+    elif rank() == 0:  # killed before its first checkpoint: there is nothing to lose
         Path(folder, "log.jsonl").unlink(missing_ok=True)
-    print("begins", flush=True)
+    if rank() == 0:
+        print("begins", flush=True)
     trainer.fit()
+
+
+def main(folder, precision, processes="1"):
+    if processes == "1":
+        begin_or_resume(0, folder, precision)
+    else:
+        launch(begin_or_resume, int(processes), folder, precision)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from tinytrain.distributed import launch, replicate
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw
 from tinytrain.step import evaluate, train_step
@@ -103,3 +104,28 @@ def test_a_real_model_agrees_with_the_rows_taken_at_once():
         assert report.tokens == int((whole["labels"] != -100).sum())
     for gradient in gradients[1:]:
         assert ((gradient - gradients[0]).norm() / gradients[0].norm()).item() <= 1e-6
+
+
+def step_of_process(rank, shares):
+    model = CostsItsId()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    report = train_step(replicate(model), shares[rank], optimizer, lr=0.0, max_grad_norm=float("inf"))
+    return model.weight.grad.item(), report.loss, report.grad_norm, report.tokens
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [[costs(4)], [costs(1, 1, 2)]],  # the mean of the processes' means would be 2.667
+        [[costs(4), costs(1)], [costs(1), costs(2)]],
+        [[costs(4), no_targets(9)], [costs(1), costs(1, 2)]],
+        [[no_targets(5, 5)], [costs(4, 1, 1, 2)]],  # a process that has nothing to predict
+    ],
+)
+def test_the_divisor_is_that_of_all_processes_and_all_their_micro_batches(shares):
+    for found in launch(step_of_process, 2, shares):
+        assert found == pytest.approx((2.0, 2.0, 2.0, 4), abs=1e-6)
+
+
+def test_where_no_process_has_a_target_the_step_is_skipped_in_all():
+    assert [tokens for *_, tokens in launch(step_of_process, 2, [[no_targets(1)], [no_targets(2)]])] == [0, 0]

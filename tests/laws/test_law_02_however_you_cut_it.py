@@ -1,16 +1,18 @@
 """Law 2. However you cut it.
 
 The same rows give the same update, whatever the size of the micro-batches, however they are padded, bucketed or
-packed. "The same" is said of the whole gradient: the difference of two gradients is at most a millionth of their
-length. Element by element no such bound holds, since sums of floats depend on their order; and AdamW divides by the
-size of an element, so one that is nearly zero may move its weight by a few percent of the learning rate either way.
-Therefore gradients are compared here, and not weights.
+packed, and by however many processes. "The same" is said of the whole gradient: the difference of two gradients is at
+most a millionth of their length. Element by element no such bound holds, since sums of floats depend on their order;
+and AdamW divides by the size of an element, so one that is nearly zero may move its weight by a few percent of the
+learning rate either way. Therefore gradients are compared here, and not weights.
 """
 
 import pytest
 import torch
 
 from tinytrain.batches import bucket, collate, pack
+from tinytrain.data import RowBatches, TokenRows
+from tinytrain.distributed import launch, replicate
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw
 from tinytrain.step import evaluate, train_step
@@ -92,3 +94,24 @@ def test_the_mean_of_means_would_break_this_law(model, documents):
     parts = [gradient(model, [batch])[1] for batch in padded(documents, in_order(1)) if (batch["labels"] != -100).any()]
     mean_of_means = torch.stack(parts).mean(0)
     assert ((mean_of_means - expected).norm() / expected.norm()).item() > 0.1
+
+
+def gradient_of_process(rank, processes, micro_batch_size):
+    """The whole gradient of one update of 7 rows, shared by some processes."""
+    torch.manual_seed(0)
+    model = GPT(PRESETS["nano"])
+    ids = torch.randint(0, 256, (600,), generator=torch.Generator().manual_seed(0))
+    data = RowBatches(rows=TokenRows(ids, 64, vocab_size=256), batch_size=7, micro_batch_size=micro_batch_size)
+    wrapped, share = model, data[0]
+    if processes > 1:
+        wrapped, share = replicate(model), data.share(0, rank=rank, processes=processes)
+    report = train_step(wrapped, share, build_adamw(model, lr=1e-3), lr=1e-3, max_grad_norm=float("inf"))
+    return report.loss, torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(("processes", "micro_batch_size"), [(2, None), (2, 1), (3, 2)])
+def test_by_however_many_processes(processes, micro_batch_size):
+    loss, wanted = gradient_of_process(0, 1, None)
+    for found_loss, found in launch(gradient_of_process, processes, processes, micro_batch_size):
+        assert found_loss == pytest.approx(loss, rel=1e-6)
+        assert (found - wanted).norm() <= 1e-6 * wanted.norm()

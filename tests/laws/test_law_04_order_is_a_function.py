@@ -61,3 +61,14 @@ def test_how_a_batch_is_cut_does_not_change_which_rows_it_holds(micro_batch_size
 def test_epochs_differ_and_seeds_do_not_share_them():
     orders = {(s, e): tuple(row_order(50, seed=s, epoch=e).tolist()) for s in range(4) for e in range(4)}
     assert len(set(orders.values())) == 16
+
+
+@pytest.mark.parametrize("processes", [2, 3, 4])
+def test_any_number_of_processes_does_the_same_global_batches(processes):
+    data = batches(micro_batch_size=3)
+    for n in range(40):
+        shares = [data.share(n, rank=rank, processes=processes) for rank in range(processes)]
+        assert len({len(share) for share in shares}) == 1
+        together = torch.cat([part["input_ids"][(part["labels"] >= 0).any(1)] for share in shares for part in share])
+        whole = torch.cat([part["input_ids"] for part in data[n]])
+        assert sorted(together.tolist()) == sorted(whole.tolist())

@@ -124,13 +124,13 @@ def test_how_it_was_saved_does_not_matter(undisturbed, tmp_path):
 # Pulling the plug
 
 
-def killed(folder, precision, kills, seed):
+def killed(folder, precision, kills, seed, processes=1):
     """Start a child that saves after every batch, kill it at a random moment, and again, then let it end.
 
     Returns (how often it was killed while alive, what was found in the folder of the checkpoints after each kill).
     """
     chance, alive, found = random.Random(seed), 0, []
-    command = [sys.executable, str(HELPER), str(folder), precision]
+    command = [sys.executable, str(HELPER), str(folder), precision, str(processes)]
     while alive < kills:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert child.stdout.readline() == "begins\n"
@@ -163,6 +163,17 @@ def test_killed_at_random_moments_while_it_saves_it_is_still_the_same(undisturbe
     folder, found = killed(tmp_path / "run", "fp16", kills=5, seed=1)
     print("in the folder after each kill:", *found, sep="\n  ")
     ends_as(undisturbed["fp16"], folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
+def test_two_processes_killed_at_random_moments_are_still_the_same(tmp_path):
+    subprocess.run([sys.executable, str(HELPER), str(tmp_path / "whole"), "fp16", "2"], check=True, timeout=120)
+    folder, _ = killed(tmp_path / "run", "fp16", kills=2, seed=2, processes=2)
+    assert same(lines_of(folder), lines_of(tmp_path / "whole"))
+    states = [Checkpointer(run / "checkpoints").load()[1] for run in (folder, tmp_path / "whole")]
+    assert len(states[0]["generators"]) == 2
+    for name, tensor in states[1]["model"].items():
+        assert torch.equal(states[0]["model"][name], tensor), name
 
 
 # What a checkpoint needs: without any of its parts the run takes another course

@@ -13,7 +13,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import tinytrain.precision
 from tinytrain.data import RowBatches, TokenRows
+from tinytrain.distributed import launch
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
 from tinytrain.runlog import read_run
@@ -140,3 +142,35 @@ def test_later_averages_are_not_poisoned():
     records, _ = run({3})
     assert all(math.isfinite(r["loss"]) for r in records if not r["skipped"])
     assert records[-1]["tokens_seen"] == 8 * 4 * 16
+
+
+def bad_in_process_1(rank, precision):
+    """The third batch holds a NaN in the share of process 1 only."""
+    tinytrain.precision.cpu_supports = lambda dtype: True
+    torch.manual_seed(0)
+    model = GPT(PRESETS["nano"])
+
+    class Shares:
+        def share(self, batch, **who):
+            self.poisoned = rank == 1 and batch == 2
+            return DATA.share(batch, **who)
+
+    shares = Shares()
+    model.norm.register_forward_hook(lambda _m, _i, out: out * float("nan") if shares.poisoned else out)
+    records, weights = [], []
+    trainer = Trainer(model, shares, replace(CONFIG, precision=precision), [records.append])
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: weights.append([p.detach().clone() for p in model.parameters()])
+    )
+    trainer.fit()
+    return records, weights, (trainer.step, trainer.batch, trainer.precision.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_bad_step_in_one_process_is_skipped_by_all_and_told_with_its_process(precision):
+    (records, weights_0, counts_0), (_, weights_1, counts_1) = launch(bad_in_process_1, 2, precision)
+    assert counts_0 == counts_1 and counts_0[:2] == (8, 9)
+    assert [record["skipped"] for record in records] == [False, False, True] + [False] * 6
+    assert records[2]["where"].startswith("process 1: the output of norm holds NaN")
+    for before_0, before_1 in zip(weights_0, weights_1, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(before_0, before_1, strict=True))
