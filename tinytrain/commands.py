@@ -118,6 +118,8 @@ def _in_processes(processes: int, function: Callable[..., FitReport], *arguments
     if under_torchrun():
         with process_group():
             return function(rank(), *arguments)
+    if processes < 1:
+        raise ValueError(f"processes={processes} must be at least 1")
     if processes == 1:
         return function(0, *arguments)
     return launch(function, processes, *arguments)[0]
@@ -229,8 +231,6 @@ def _check(options: Train) -> None:
         raise ValueError("prompt is empty: give at least one character for the sample at the end")
     if not 0 <= options.seed < 2**63:
         raise ValueError(f"seed={options.seed} must be at least 0 and less than 2**63")
-    if options.processes < 1:
-        raise ValueError(f"processes={options.processes} must be at least 1")
     if options.shard and world_size() == 1:
         raise ValueError("shard shares out the weights over processes, and there is one: say --processes 2")
     if options.out.exists() and not options.out.is_dir():
