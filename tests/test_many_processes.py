@@ -382,6 +382,16 @@ def test_without_a_group_agreements_are_those_of_one_process():
         shard(nano())
 
 
+def on_another_device(rank, wrap):
+    wrap(nano().to("meta"))
+
+
+@pytest.mark.parametrize("wrap", [replicate, shard])
+def test_a_model_that_is_not_where_the_processes_talk_is_refused(wrap):
+    with pytest.raises(LaunchError, match=r"the model is on meta, and the processes exchange what is on cpu \(gloo\)"):
+        launch(on_another_device, 2, wrap)
+
+
 def bare_inside_a_group(rank):
     model = nano()
     report = train_step(model, some_data()[rank], build_adamw(model, lr=1e-3), lr=1e-3)

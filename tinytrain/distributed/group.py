@@ -79,9 +79,14 @@ def process_group(
         dist.destroy_process_group()
 
 
-def device() -> torch.device:
-    """Where this process of the group computes."""
-    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+def check_device(found: torch.device) -> None:
+    """Raise ``ValueError`` for a model on a device over which the processes do not talk."""
+    talk = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    if found.type != talk:
+        cure = "model.to(best_device())" if talk == "cuda" else "launch(..., device='cuda'), or model.cpu()"
+        raise ValueError(
+            f"the model is on {found}, and the processes exchange what is on {talk} ({dist.get_backend()}): {cure}"
+        )
 
 
 def total(values: Tensor) -> Tensor:
@@ -89,13 +94,6 @@ def total(values: Tensor) -> Tensor:
     if world_size() > 1:
         dist.all_reduce(values)
     return values
-
-
-def any_of(flag: bool) -> bool:
-    """True in every process if ``flag`` is true in one of them; each waits for the others."""
-    if world_size() == 1:
-        return flag
-    return bool(total(torch.tensor(float(flag), device=device())) > 0)
 
 
 def gathered(value: Any) -> list[Any]:

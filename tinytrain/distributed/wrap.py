@@ -15,7 +15,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from tinytrain.distributed.group import world_size
+from tinytrain.device import device_of
+from tinytrain.distributed.group import check_device, world_size
 from tinytrain.precision import DTYPES
 from tinytrain.recompute import blocks_of, recompute_activations
 
@@ -26,11 +27,12 @@ def replicate(model: nn.Module, *, find_unused_parameters: bool = False) -> Dist
     ``find_unused_parameters=True`` is for a model in which some trainable parameters take no part in some batches; it
     costs a walk through the graph at every step.
 
-    Raises ``RuntimeError`` outside a process group.
+    Raises ``RuntimeError`` outside a process group, ``ValueError`` for a model that is not where the processes talk.
     """
     if not dist.is_initialized():
         raise RuntimeError("replicate needs a process group: call it in a function that launch or torchrun started")
-    on_gpu = next(model.parameters()).device.type == "cuda"
+    check_device(device_of(model))
+    on_gpu = device_of(model).type == "cuda"
     copy = DistributedDataParallel(
         model,
         device_ids=[torch.cuda.current_device()] if on_gpu else None,
@@ -52,12 +54,13 @@ def shard(model: nn.Module, *, precision: str = "fp32", recompute: bool = False)
     ``recompute`` keeps only the inputs of each block for the backward pass (``recompute_activations``).
 
     The blocks are those of the largest ``nn.ModuleList``. Build the optimizer afterwards. Raises ``RuntimeError``
-    outside a process group, ``ValueError`` for a model without blocks.
+    outside a process group, ``ValueError`` for a model without blocks, or not where the processes talk.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if not dist.is_initialized():
         raise RuntimeError("shard needs a process group: call it in a function that launch or torchrun started")
+    check_device(device_of(model))
     _same_weights(model)
     if recompute:
         recompute_activations(model)
