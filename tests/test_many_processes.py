@@ -86,15 +86,39 @@ def alone():
     return train(0)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_the_curve_is_that_of_one_process(alone, processes):
-    first, *others = launch(train, processes)
+def train_wrapped(rank, wrapped):
+    return train(rank, wrapped=wrapped)
+
+
+@pytest.mark.parametrize(("processes", "wrapped"), [(2, None), (3, None), (2, "sharded"), (3, "sharded")])
+def test_the_curve_is_that_of_one_process(alone, processes, wrapped):
+    first, *others = launch(train_wrapped, processes, wrapped)
     assert curve(first, "tokens") == curve(alone, "tokens")
+    assert min(curve(alone, "grad_norm")[:3]) > CONFIG.max_grad_norm  # clipping is part of what is compared
     assert largest_difference(curve(first), curve(alone)) < 1e-6
     assert largest_difference(curve(first, "grad_norm"), curve(alone, "grad_norm")) < 1e-5
     assert curve(first, "lr") == curve(alone, "lr")
     assert curve(first, "processes") == [processes] * 12
-    assert all(torch.equal(first["weights"], other["weights"]) for other in others)
+    if wrapped is None:
+        assert all(torch.equal(first["weights"], other["weights"]) for other in others)
+
+
+def train_shared_out(rank, precision, recompute):
+    """The losses, what kinds of numbers lie in memory between two steps, and in what kind a block computes."""
+    kinds = []
+    model = shard(nano(dropout=0.1), precision=precision, recompute=recompute)
+    model.blocks[0].register_forward_hook(lambda _m, inputs, _out: kinds.append(inputs[0].dtype))
+    losses = []
+    Trainer(model, some_data(), CONFIG, [lambda record: losses.append(record["loss"])]).fit()
+    return losses, {p.dtype for p in model.parameters()}, kinds[-1]
+
+
+def test_a_sharded_model_may_compute_in_half_precision_and_keep_less():
+    plain = launch(train_shared_out, 2, "fp32", False)[0]
+    assert launch(train_shared_out, 2, "fp32", True)[0] == plain
+    losses, kept, computed = launch(train_shared_out, 2, "bf16", True)[0]
+    assert (kept, computed) == ({torch.float32}, torch.bfloat16)
+    assert 1e-6 < largest_difference(losses, plain[0]) < 0.02
 
 
 def test_the_copies_are_bit_identical_after_every_update():
