@@ -85,8 +85,7 @@ class Checkpoint:
         except CheckpointError:
             raise
         except Exception as error:  # torch raises five kinds here, from OSError to UnpicklingError
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CheckpointError(f"{path} cannot be read: {reason}") from error
+            raise CheckpointError(f"{path} cannot be read: {_reason(error)}") from error
 
 
 class Checkpointer:
@@ -297,6 +296,13 @@ class Checkpointer:
             _remove(folder)
         for folder in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _reason(error: Exception) -> str:
+    """Why torch would not read a file, in one line; without its advice to read a file that may run code all the same."""
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it asks for {named[1]}, and a checkpoint holds tensors and plain values only. It may be hostile"
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def library_versions() -> dict[str, str]:

@@ -173,10 +173,11 @@ def test_it_asks_with_fresh_inputs_every_time(key):
         EXERCISES[key].examine(answer)
         return seen
 
-    torch.manual_seed(0)
-    first = record()
-    torch.manual_seed(0)
-    assert first != record(), "the check asks the same questions each time"
+    rounds = []
+    for _ in range(4):  # two may draw the same few numbers by chance
+        torch.manual_seed(0)
+        rounds.append(record())
+    assert any(each != rounds[0] for each in rounds), "the check asks the same questions each time"
 
 
 def test_a_check_leaves_the_random_generators_as_they_were(key):
