@@ -284,7 +284,7 @@ def test_code_in_a_file_with_a_valid_checksum_is_refused_and_does_not_run(tmp_pa
     newest = store.latest()
     assert newest.step == 2
     assert tinytrain.checkpoint._checksum_of(newest.folder / "state.pt", newest.manifest) == newest.manifest["checksum"]
-    with pytest.warns(UserWarning, match=r"step_00000002.state\.pt cannot be read: it asks for (builtins\.)?exec, and"):
+    with pytest.warns(UserWarning, match=r"step_00000002.state\.pt cannot be read: it holds more than tensors and pl"):
         assert store.load()[0].step == 1
     assert not trace.exists()
 

@@ -299,10 +299,12 @@ class Checkpointer:
 
 
 def _reason(error: Exception) -> str:
-    """Why torch would not read a file, in one line; without its advice to read a file that may run code all the same."""
-    if named := re.search(r"GLOBAL (\S+)", str(error)):
-        return f"it asks for {named[1]}, and a checkpoint holds tensors and plain values only. It may be hostile"
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Why torch would not read a file, in one line, without its advice to read what may run code all the same."""
+    text = str(error)
+    if "weights_only" in text:
+        named = re.search(r"GLOBAL (\S+)", text)
+        return f"it holds more than tensors and plain values{f', {named[1]},' if named else ''} and may run code"
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 def library_versions() -> dict[str, str]:
