@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tinytrain.data import RowBatches, TokenRows, row_order
+from tinytrain.data import RowBatches, TokenRows, row_order, share_of
 
 
 def rows_of_range(n, row_length):
@@ -145,3 +145,22 @@ def test_only_one_order_is_kept_in_memory():
     for n in range(30):
         batches.rows_of(n)
     assert len(batches._orders) == 1
+
+
+def test_a_batch_cut_without_a_thought_of_processes_is_shared_out_whole():
+    ids = torch.arange(3 * 4).reshape(3, 4)
+    batch = {"input_ids": ids, "labels": ids + 1, "number": torch.tensor(7), "scale": torch.ones(2)}
+    shares = [share_of([batch], rank=rank, processes=4) for rank in range(4)]
+    assert [len(share) for share in shares] == [1] * 4
+    assert torch.equal(torch.cat([share[0]["input_ids"] for share in shares[:3]]), ids)
+    assert shares[3][0]["input_ids"].shape == (1, 4) and bool((shares[3][0]["labels"] == -100).all())
+    assert all(share[0]["number"] == 7 and len(share[0]["scale"]) == 2 for share in shares)
+
+
+def test_whole_micro_batches_are_dealt_out_where_there_are_enough():
+    pieces = [{"input_ids": torch.full((2, 3), n), "labels": torch.zeros(2, 3, dtype=torch.long)} for n in range(5)]
+    first, second = (share_of(pieces, rank=rank, processes=2) for rank in (0, 1))
+    assert [int(piece["input_ids"][0, 0]) for piece in first] == [0, 2, 4]
+    assert [int(piece["input_ids"][0, 0]) for piece in second] == [1, 3, 0]
+    assert [bool((piece["labels"] == -100).all()) for piece in second] == [False, False, True]
+    assert bool((pieces[0]["labels"] == 0).all())  # the given ones are left as they were

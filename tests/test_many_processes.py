@@ -13,10 +13,13 @@ from tinytrain.checkpoint import Checkpointer, CheckpointError
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.distributed import LaunchError, launch, replicate, shard
 from tinytrain.distributed.group import gathered, on_first
-from tinytrain.distributed.wrap import sharers
+from tinytrain.distributed.wrap import sharers, whole
+from tinytrain.documents import DocumentBatches
+from tinytrain.generators import all_states
 from tinytrain.loss import IGNORE_INDEX
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw
+from tinytrain.resume import generators_of
 from tinytrain.runlog import read_run
 from tinytrain.step import evaluate, train_step
 from tinytrain.train import TrainConfig, Trainer
@@ -180,24 +183,44 @@ def test_an_evaluation_over_all_processes_is_the_one_of_one_process(alone):
 
 
 class Ragged:
-    """5 rows for 2 or 3 processes, in one piece or in two, some of them without targets."""
+    """5 rows for 2 or 3 processes, in one piece, in two or in three, some of them without targets."""
 
     def __getitem__(self, batch):
-        pieces = some_data(batch_size=5, micro_batch_size=5 if batch % 2 else 3)[batch]
+        pieces = some_data(batch_size=5, micro_batch_size=(5, 3, 2)[batch % 3])[batch]
         pieces[0]["labels"][: batch % 4, 2:] = IGNORE_INDEX
         return pieces
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_unequal_shares_train_as_one_process_does(processes):
-    wanted = train(0, data=Ragged())
-    found = launch(train_ragged, processes)[0]
+def train_ragged(rank, wrapped=None):
+    return train(rank, data=Ragged(), wrapped=wrapped)
+
+
+@pytest.mark.parametrize(("processes", "wrapped"), [(2, None), (3, None), (2, "sharded")])
+def test_unequal_shares_train_as_one_process_does(processes, wrapped):
+    wanted = train_ragged(0)
+    found = launch(train_ragged, processes, wrapped)[0]
     assert curve(found, "tokens") == curve(wanted, "tokens")
     assert largest_difference(curve(found), curve(wanted)) < 1e-6
 
 
-def train_ragged(rank):
-    return train(rank, data=Ragged())
+def train_documents(rank, way):
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(0, 256, (2 + 5 * (n % 7),), generator=generator) for n in range(40)]
+    data = DocumentBatches(
+        documents=documents, row_length=16, batch_size=8, micro_batch_size=2, vocab_size=256, way=way
+    )
+    return train(rank, data=data) | {"batches": data.batches_per_epoch}
+
+
+@pytest.mark.parametrize("way", ["random", "packed"])
+def test_documents_are_shared_out_and_their_padding_is_that_of_all_processes(way):
+    wanted, found = train_documents(0, way), launch(train_documents, 2, way)[0]
+    assert curve(found, "tokens") == curve(wanted, "tokens")
+    assert largest_difference(curve(found), curve(wanted)) < 1e-6
+    if way == "packed":  # rows of one length: whole batches have the same padding however they are dealt out
+        n = found["batches"] - 1
+        assert curve(found, "padding")[:n] == pytest.approx(curve(wanted, "padding")[:n], abs=1e-12)
+        assert max(curve(found, "padding")[:n]) > 0.01
 
 
 def first_masks(rank):
@@ -237,15 +260,44 @@ def test_processes_that_were_given_different_data_are_refused():
         launch(different_runs, 2)
 
 
-def with_other_weights(rank):
+def with_other_weights(rank, wrap):
     torch.manual_seed(rank)
-    model = GPT(PRESETS["nano"])
-    Trainer(model, some_data(), CONFIG).fit()
-    return all_alike(flat(model))
+    wrapped = wrap(GPT(PRESETS["nano"]))
+    wanted = nano()
+    return all(torch.equal(whole(a), b) for a, b in zip(wrapped.parameters(), wanted.parameters(), strict=True))
 
 
-def test_weights_that_began_differently_are_those_of_process_0():
-    assert launch(with_other_weights, 2) == [True, True]
+@pytest.mark.parametrize("wrap", [replicate, shard])
+def test_weights_that_began_differently_are_those_of_process_0(wrap):
+    assert launch(with_other_weights, 2, wrap) == [True, True]
+
+
+def exchanges_of_a_sharded_step(rank):
+    """How often gradients are summed in one update, with one micro-batch and with four."""
+    counts = []
+
+    def counting(original):
+        def counted(*arguments, **named):
+            counts[-1] += 1
+            return original(*arguments, **named)
+
+        return counted
+
+    for name in {"reduce_scatter_single", "reduce_scatter_tensor"} & set(
+        dir(dist)
+    ):  # the name depends on torch's version
+        setattr(dist, name, counting(getattr(dist, name)))
+    model = shard(nano())
+    optimizer = build_adamw(model, lr=1e-3)
+    for size in (4, 1):
+        counts.append(0)
+        train_step(model, some_data(micro_batch_size=size).share(0, rank=rank, processes=2), optimizer, lr=1e-3)
+    return counts
+
+
+def test_a_sharded_model_exchanges_gradients_with_the_last_micro_batch_only():
+    (one, four), _ = launch(exchanges_of_a_sharded_step, 2)
+    assert one == four > 0
 
 
 def an_idle_weight(rank, find):
@@ -327,8 +379,12 @@ def save_that_fails(rank, folder):
         def _finish(self, *arguments):
             raise OSError(28, "No space left on device")
 
+    class NotMine(Checkpointer):
+        def _finish(self, *arguments):
+            raise AssertionError("process 1 writes nothing")
+
     trainer = Trainer(nano(), some_data(), replace(CONFIG, out=folder, checkpoint_every=3))
-    trainer._store.__class__ = FullDisk
+    trainer._store.__class__ = FullDisk if rank == 0 else NotMine
     try:
         trainer.fit()
     except CheckpointError as error:
@@ -372,6 +428,18 @@ def test_a_folder_of_another_run_is_refused_in_all_processes(tmp_path):
     train_on(0, stored(tmp_path), None, False, 8)
     with pytest.raises(LaunchError, match=r"CheckpointError: .* holds checkpoints of an earlier run"):
         launch(train_on, 2, stored(tmp_path), None, False)
+
+
+def test_a_process_that_a_run_did_not_have_gets_generators_of_its_own():
+    torch.manual_seed(3)
+    state = {"generators": [all_states()]}
+    first, second, third = (generators_of(rank, state) for rank in range(3))
+    draws = {bytes(each["torch"]["cpu"].tolist()) for each in (first, second, third)}
+    assert len(draws) == 3
+    assert first["python"] == second["python"]
+    again = generators_of(2, state)["torch"]["cpu"]
+    assert torch.equal(again, third["torch"]["cpu"])
+    assert torch.equal(torch.get_rng_state(), first["torch"]["cpu"])  # asking has moved nothing here
 
 
 # Small parts.
