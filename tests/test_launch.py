@@ -349,7 +349,7 @@ def test_under_torchrun_the_same_script_runs_in_the_processes_that_are_there(tmp
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     wanted = "[(0, 2, 7, True), (1, 2, 7, True)]"
-    assert done.stdout.split("\n")[:-1] == [wanted, wanted], done.stderr[-2000:]
+    assert done.stdout.count(wanted) == 2, done.stderr[-2000:]  # their line ends may come in any order
 
 
 def alive(pid):

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -28,6 +29,7 @@ SETTLE_SECONDS = 0.3
 before the death of that peer is"""
 INTERRUPT_SECONDS = 4.0
 """after an interrupt, how long the processes have to end by themselves"""
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "numpy", "psutil")
 """what the fork server imports once, so that later starts are quick; the caller's own modules are always read anew"""
 
@@ -91,8 +93,10 @@ def launch(
             workers.append(_Worker(job))
         return _results(workers)
     finally:
+        for worker in workers:  # all of them first: another interrupt may come while one is waited for
+            worker.kill()
         for worker in workers:
-            worker.stop()
+            worker.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -109,7 +113,7 @@ class _Worker:
         context = torch.multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
         if sys.platform == "linux":
             context.set_forkserver_preload(list(PRELOADED))
-        self.rank, self.report, self.ended_at = job.rank, None, 0.0
+        self.rank, self.report = job.rank, None
         self.reports, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=run_job, args=(job, theirs), name=f"tinytrain-{job.rank}")
         try:
@@ -131,13 +135,20 @@ class _Worker:
         if self.report is None and self.process.pid is not None:
             _signal(self.process.pid, signal.SIGINT)
 
-    def stop(self) -> None:
-        """End the process and all that it started. One that has reported well gets a moment to end by itself."""
-        if isinstance(self.report, Returned):
-            self.process.join(2)
+    def kill(self) -> None:
+        """End the process and all that it started, unless it came to its end well."""
+        if not isinstance(self.report, Returned) and self.process.pid is not None:
+            _signal(self.process.pid, KILL)
+
+    def close(self) -> None:
+        """Wait for the end of the process, for which one that did well has a moment, and end what it started."""
         if self.process.pid is not None:
-            _signal(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
-            self.process.join()
+            self.process.join(2)
+            if self.process.is_alive():
+                _signal(self.process.pid, KILL)
+                self.process.join()
+            else:
+                _signal_group(self.process.pid, KILL)
             self.process.close()
         self.reports.close()
 
@@ -203,14 +214,21 @@ def _first_failure(workers: Sequence[_Worker]) -> LaunchError:
 
 
 def _signal(pid: int, number: int) -> None:
-    """Send a signal to a worker, and to the group that it leads, in which its own children are."""
-    for send in (getattr(os, "killpg", None), os.kill):
-        try:
-            if send is not None:
-                send(pid, number)
-                return
-        except (ProcessLookupError, PermissionError):
-            continue
+    """Send a signal to a worker and to all that it started."""
+    if not _signal_group(pid, number):  # it has not made its group yet
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to the group that a worker leads, in which its own children are; False if there is none."""
+    if not hasattr(os, "killpg"):
+        return False
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _sendable(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
