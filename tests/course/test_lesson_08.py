@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from tinytrain.checkpoint import Checkpointer, CheckpointError
 from tinytrain.course import lesson_08
@@ -20,6 +21,7 @@ from tinytrain.course.lesson_08 import (
     killed_child,
     kills,
     lines_of,
+    plot_forks,
     resume_in_four_ways,
     save_aside,
     small_model,
@@ -230,3 +232,16 @@ def test_an_unknown_command_is_refused(capsys, monkeypatch):
     monkeypatch.setattr(lesson_08, "kills", lambda folder, how_many: {folder: how_many})
     lesson_08.main(["kills", "here", "3"])
     assert json.loads(capsys.readouterr().out) == {"here": 3}
+
+
+def test_a_fork_is_drawn_where_it_begins_and_exactly_0_is_white():
+    figure = Figure()
+    ax = figure.subplots()
+    plot_forks(ax, {"late": [0.0, 0.0, 0.5, 1e-3], "at once": [0.1] * 4, "complete": [0.0] * 4}, first=51)
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == [
+        "late: from 53",
+        "at once: from 51",
+        "complete: never",
+    ]
+    assert ax.collections[0].get_array().mask.sum() == 2 + 4
+    assert [line.get_xdata()[0] for line in ax.lines] == [52.5, 50.5]

@@ -15,10 +15,10 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ from tinytrain.schedule import warmup_cosine
 from tinytrain.step import train_step
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import CHECKPOINTS, TrainConfig, Trainer
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 T, B, BATCHES_PER_EPOCH = 32, 8, 40  # bytes in a row, rows in a batch
 TOTAL_STEPS = 120  # of the schedule of `Training`
@@ -117,6 +120,32 @@ class Training:
         }
         for part, value in state.items():
             setters[part](value)
+
+
+def plot_forks(ax: "Axes", gaps: Mapping[str, Sequence[float]], first: int) -> None:
+    """One row for each run, one column for each update from ``first`` on: by how many nats it is off.
+
+    White is exactly 0. A bar and the row's name say at which update it is off for the first time.
+    """
+    from matplotlib.colors import LogNorm
+
+    values = np.array(list(gaps.values()))
+    edges = np.arange(first - 0.5, first + values.shape[1])
+    image = ax.pcolormesh(
+        edges, range(len(gaps) + 1), np.ma.masked_equal(values, 0), cmap="viridis_r", norm=LogNorm(1e-4, 3)
+    )
+    names = []
+    for row, (name, gap) in enumerate(gaps.items()):
+        start = next((i for i, value in enumerate(gap) if value), None)
+        names.append(f"{name}: " + ("never" if start is None else f"from {first + start}"))
+        if start is not None:
+            ax.plot([edges[start]] * 2, [row + 0.1, row + 0.9], color="#b00020", linewidth=2.5)
+    ax.set_xlim(first - 1.5, edges[-1])  # one empty column, so that a bar at the first update is seen
+    ax.set_yticks(np.arange(len(gaps)) + 0.5, names)
+    ax.set_xlabel("update")
+    ax.invert_yaxis()
+    ax.tick_params(axis="y", length=0)
+    ax.figure.colorbar(image, ax=ax, label="nats off (white: exactly 0)")
 
 
 def small_model(dropout: float = 0.0) -> GPT:
