@@ -164,3 +164,12 @@ def test_whole_micro_batches_are_dealt_out_where_there_are_enough():
     assert [int(piece["input_ids"][0, 0]) for piece in second] == [1, 3, 0]
     assert [bool((piece["labels"] == -100).all()) for piece in second] == [False, False, True]
     assert bool((pieces[0]["labels"] == 0).all())  # the given ones are left as they were
+
+
+def test_numbers_that_may_go_with_rows_or_with_positions_are_refused():
+    ids = torch.zeros(4, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="start has 4 numbers, as many as there are rows and as there are positions"):
+        share_of([{"input_ids": ids, "labels": ids, "start": torch.zeros(4)}], rank=0, processes=2)
+    lengths = {"input_ids": ids[:, :3], "labels": ids[:, :3], "lengths": torch.arange(4), "table": torch.zeros(4, 9)}
+    (share,) = share_of([lengths], rank=1, processes=2)
+    assert share["lengths"].tolist() == [1, 3] and share["table"].shape == (4, 9)

@@ -116,14 +116,15 @@ def workers():
 
 
 @pytest.fixture
-def told_in_time():
+def told_in_time(tmp_path_factory, monkeypatch):
     """The test took seconds, and left no process and no folder."""
     launch(sum_over_all, 1, 0)  # the fork server is there
-    folders, start = set(Path(tempfile.gettempdir()).glob("tinytrain_*")), time.monotonic()
+    folder, start = tmp_path_factory.mktemp("temporary"), time.monotonic()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
     yield
     assert time.monotonic() - start < SECONDS
     assert workers() == []
-    assert set(Path(tempfile.gettempdir()).glob("tinytrain_*")) == folders
+    assert list(folder.iterdir()) == []
 
 
 def test_results_come_back_in_the_order_of_ranks():
@@ -301,6 +302,103 @@ def test_an_interrupt_ends_processes_that_do_not_end_by_themselves(told_in_time)
     threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         launch(wait_for_ever, 2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+@pytest.mark.parametrize("moment", [0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
+def test_two_interrupts_while_the_processes_start_leave_none_of_them(moment, told_in_time):
+    came = []
+    try:
+        for later in (moment, moment + 0.01):
+            threading.Timer(later, lambda: (came.append(1), os.kill(os.getpid(), signal.SIGINT))).start()
+        launch(wait_for_ever, 2)
+    except KeyboardInterrupt:
+        pass
+    while len(came) < 2 or not_yet_handled():
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def not_yet_handled():
+    try:
+        time.sleep(0.2)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def die_and_leave_a_child(rank):
+    if rank == 1:
+        if os.fork() == 0:
+            time.sleep(1000)  # holds all that the process has open
+        kill_myself()
+    dist.barrier()
+
+
+def fork_and_return_in_both(rank):
+    return "the child" if os.fork() == 0 else "the process"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_death_is_noticed_though_a_child_holds_its_pipe(told_in_time):
+    with pytest.raises(LaunchError, match="process 1 of 2 was killed by signal 9"):
+        launch(die_and_leave_a_child, 2)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_that_comes_out_of_the_function_does_not_report(told_in_time):
+    assert launch(fork_and_return_in_both, 2) == ["the process"] * 2
+
+
+class EndsTheCaller:
+    def __reduce__(self):
+        return sys.exit, (5,)
+
+
+class MuteError(Exception):
+    def __str__(self):
+        raise TypeError("no words")
+
+
+def odd(rank, how):
+    if how == "leaves the group":
+        dist.destroy_process_group()
+    elif how == "closes its output":
+        sys.stdout.close()
+    elif how == "loses its output":
+        sys.stdout = None
+    elif how == "returns an end":
+        return EndsTheCaller()
+    elif how == "fails without words":
+        raise MuteError
+    elif how == "fails with too many":
+        raise ValueError("x" * 10_000_000 + " at the end")
+    return how
+
+
+@pytest.mark.parametrize("how", ["leaves the group", "closes its output", "loses its output"])
+def test_a_result_comes_back_whatever_the_function_did_to_its_process(how, told_in_time):
+    assert launch(odd, 2, how) == [how] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ("returns an end", r"returned what cannot be read here: SystemExit: 5"),
+        ("fails without words", r"failed: MuteError: its message cannot be read"),
+        ("fails with too many", r"failed: ValueError: xxx.* … xxx.* at the end\. All"),
+    ],
+)
+def test_odd_results_and_errors_are_told(how, told, told_in_time):
+    with pytest.raises(LaunchError, match=told) as caught:
+        launch(odd, 2, how)
+    assert len(str(caught.value)) < 30_000
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "5"])
+def test_a_timeout_that_is_none_is_refused(seconds):
+    with pytest.raises(ValueError, match="timeout_s="):
+        launch(sum_over_all, 2, 0, timeout_s=seconds)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs signals")

@@ -442,7 +442,89 @@ def test_a_process_that_a_run_did_not_have_gets_generators_of_its_own():
     assert torch.equal(torch.get_rng_state(), first["torch"]["cpu"])  # asking has moved nothing here
 
 
+def train_with_sgd(rank, folder, resume, stop_at=None):
+    """Plain SGD has nothing to remember, so its state leaves no trace in the shards."""
+    model, losses = shard(nano()), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def look(record):
+        losses.append(record["loss"])
+        return record["batch"] != stop_at
+
+    config = replace(CONFIG, max_lr=0.1, out=folder, checkpoint_every=4)
+    trainer = Trainer(model, some_data(), config, [look], optimizer=optimizer)
+    if resume:
+        trainer.resume()
+    trainer.fit()
+    return losses
+
+
+def test_a_sharded_run_whose_optimizer_remembers_nothing_goes_on(tmp_path):
+    whole = launch(train_with_sgd, 2, str(tmp_path / "whole"), False)[0]
+    launch(train_with_sgd, 2, str(tmp_path / "run"), False, 6)
+    assert launch(train_with_sgd, 2, str(tmp_path / "run"), True)[0] == whole[6:]
+
+
 # Small parts.
+
+
+def compiled_step(rank, wrap, processes):
+    model = nano()
+    wrapped = torch.compile(wrap(model) if wrap else model, backend="eager")
+    optimizer = build_adamw(model, lr=1e-3)
+    share = some_data(batch_size=7).share(0, rank=rank, processes=processes)
+    report = train_step(wrapped, share, optimizer, lr=1e-3)
+    return sharers(wrapped), report.loss, report.tokens, report.grad_norm
+
+
+@pytest.mark.parametrize("wrap", [replicate, shard])
+def test_a_compiled_model_knows_that_it_is_shared(wrap):
+    _, *wanted = compiled_step(0, None, 1)
+    for processes, *found in launch(compiled_step, 2, wrap, 2):
+        assert processes == 2
+        assert found == pytest.approx(wanted, rel=1e-6)
+
+
+class Running(GPT):
+    """Keeps a running mean of what it has seen in training, and adds it to what it says."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, input_ids):
+        if self.training:
+            self.mean.add_(input_ids.float().mean() / 1000)
+        return super().forward(input_ids) * (1 + self.mean)
+
+
+def evaluated_with_buffers(rank, wrapped):
+    torch.manual_seed(0)
+    model = Running(PRESETS["nano"])
+    records = []
+    Trainer(shard(model) if wrapped else model, some_data(), CONFIG, [records.append], validation=validation()).fit()
+    if wrapped:
+        return model.mean.item(), 0.0, 0.0
+    return model.mean.item(), records[-1]["eval_loss"] if records else None, evaluate(model, validation()).loss
+
+
+def test_an_evaluation_is_of_one_model_though_each_process_has_seen_other_batches():
+    (mean, told, measured), (other_mean, *_) = launch(evaluated_with_buffers, 2, False)
+    assert mean == other_mean > 0
+    assert told == pytest.approx(measured, rel=1e-6)
+    (mean, *_), (other_mean, *_) = launch(evaluated_with_buffers, 2, True)
+    assert mean == other_mean > 0
+
+
+def saved_in_the_background(rank, folder):
+    config = replace(CONFIG, out=folder, checkpoint_every=4, save_in_background=True)
+    Trainer(nano(), some_data(), config).fit()
+    return sorted(path.name for path in Path(folder, "checkpoints").iterdir())
+
+
+def test_no_process_ends_while_a_checkpoint_is_still_written(tmp_path):
+    wanted = ["step_00000008", "step_00000012"]
+    assert launch(saved_in_the_background, 2, str(tmp_path)) == [wanted, wanted]
 
 
 def agreements(rank):

@@ -120,6 +120,37 @@ def test_metadata_that_would_run_code_is_refused(store, tmp_path):
     assert marker.exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("torch.distributed.checkpoint.utils", "os.system"),
+        ("torch.distributed.checkpoint.metadata", "os.path.os.system"),
+        ("torch.distributed.checkpoint.format_utils", "torch_save_to_dcp"),
+        ("torch", "load"),
+    ],
+)
+def test_no_way_leads_out_of_the_modules_that_metadata_may_name(store, module, name):
+    """What pickle would call is named by a module and a path of attributes in it."""
+    folder = store.latest().folder / "shards"
+    short = pickle.SHORT_BINUNICODE
+    named = b"".join(short + bytes([len(text)]) + text.encode() for text in (module, name))
+    code = named + pickle.STACK_GLOBAL + short + b"\x04true" + pickle.TUPLE1 + pickle.REDUCE
+    (folder / ".metadata").write_bytes(b"\x80\x04" + code + pickle.STOP)
+    with pytest.raises(ShardsError, match=f"it names {module}.{name}, which"):
+        read_shards(folder)
+
+
+def test_a_value_that_would_run_code_is_refused(tmp_path):
+    marker = tmp_path / "was here"
+    with pytest.warns(UserWarning, match="single process"):
+        save_shards(tmp_path / "shards", {"a": torch.zeros(3), "n": Hostile(marker)})
+    with pytest.raises(ShardsError, match="cannot be read: it holds more than tensors and plain values"):
+        read_shards(tmp_path / "shards")
+    assert not marker.exists()
+    with pytest.raises(CheckpointError, match=r"shards\['n'\] is a"):
+        Checkpointer(tmp_path / "run").save({}, step=1, shards={"n": Hostile(marker)})
+
+
 def test_metadata_that_is_something_else_is_refused(store):
     folder = store.latest().folder / "shards"
     (folder / ".metadata").write_bytes(pickle.dumps([1, 2]))
@@ -161,3 +192,21 @@ def test_a_save_that_fails_in_one_process_leaves_the_earlier_checkpoint(store):
     with pytest.raises(LaunchError, match=r"step_00000004 could not be written.*Input/output error"):
         launch(cut_short, 2, str(store.folder))
     assert [checkpoint.step for checkpoint in store.all()] == [3]
+
+
+def write_to_a_folder_that_went_away(rank, folder):
+    model = shard(nano())
+    if rank == 1:
+        import torch.distributed.checkpoint.filesystem as filesystem
+
+        filesystem._write_item = lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    try:
+        save_shards(Path(folder), {"model": model.state_dict()})
+    except ShardsError as error:
+        return str(error)
+    return "nothing happened"
+
+
+def test_a_share_that_cannot_be_written_is_an_error_in_all_processes(tmp_path):
+    for told in launch(write_to_a_folder_that_went_away, 2, str(tmp_path)):
+        assert "could not be written: OSError: [Errno 28] No space left on device" in told

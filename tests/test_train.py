@@ -250,3 +250,8 @@ def test_speed_and_waiting_are_measured_from_batch_to_batch(model, data):
     for r in records:
         assert r["seconds_data"] >= 0.02
         assert r["tokens_per_second"] == pytest.approx(r["tokens"] / (r["seconds_data"] + r["seconds_step"]))
+
+
+def test_a_function_that_gives_no_batch_to_validate_on_is_refused(model, data):
+    with pytest.raises(ValueError, match="validation gave no batch"):
+        Trainer(model, data, CONFIG, validation=lambda: iter(())).fit()

@@ -71,7 +71,7 @@ class Checkpoint:
 
             try:
                 check_shards(self.shards, self.manifest["shards"])
-                state |= read_shards(self.shards) if shards else {}
+                state = merged(state, read_shards(self.shards)) if shards else state
             except ShardsError as error:
                 raise CheckpointError(str(error)) from error
         return state
@@ -132,6 +132,7 @@ class Checkpointer:
         manifest = {"format": FORMAT, "step": step, "full": full, "versions": library_versions(), **facts}
         manifest = json.loads(json.dumps(manifest))  # as it will be read back, and not changed by anyone meanwhile
         if shards is not None:
+            check_plain(shards, "shards")
             self._write_together(target, state, manifest, shards)
             return target
         if not self.background:
@@ -296,6 +297,19 @@ class Checkpointer:
             _remove(folder)
         for folder in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def merged(state: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Both, also within dicts that stand in both.
+
+    >>> merged({"a": {"x": 1}, "b": 2}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}, 'b': 2}
+    """
+    result = dict(state)
+    for name, value in more.items():
+        nested = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = merged(result[name], value) if nested else value
+    return result
 
 
 def _reason(error: Exception) -> str:

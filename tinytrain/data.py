@@ -182,6 +182,8 @@ def share_of(micro_batches: Sequence[dict[str, Tensor]], *, rank: int, processes
 
     Whole micro-batches are dealt out, or, where there are fewer of them than processes, the rows of each. Every process
     has equally many; a process for which nothing is left has one without a target.
+
+    Raises ``ValueError`` for a tensor of which nobody can tell whether it goes with the rows.
     """
     if len(micro_batches) >= processes:
         most = -(-len(micro_batches) // processes)
@@ -191,8 +193,13 @@ def share_of(micro_batches: Sequence[dict[str, Tensor]], *, rank: int, processes
 
 
 def _rows_of_process(batch: dict[str, Tensor], rank: int, processes: int) -> dict[str, Tensor]:
-    n = len(batch["input_ids"])
-    of_rows = {name: value for name, value in batch.items() if value.dim() and len(value) == n}
+    n, length = batch["input_ids"].shape
+    of_rows = {name: value for name, value in batch.items() if value.shape[:2] == (n, length) or value.shape == (n,)}
+    if unclear := [name for name, value in of_rows.items() if value.shape == (n,) and n == length]:
+        raise ValueError(
+            f"{unclear[0]} has {n} numbers, as many as there are rows and as there are positions: give the data a "
+            f"method share(batch, rank=, processes=), which knows what belongs together"
+        )
     if rank >= n:
         return without_targets(batch | {name: value[:1] for name, value in of_rows.items()})
     return batch | {name: value[rank::processes] for name, value in of_rows.items()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError, merged
 from tinytrain.distributed.group import gathered, on_first
 from tinytrain.distributed.wrap import is_sharded
 from tinytrain.generators import all_states, keep_generators, part_from_process, restore_all
@@ -32,6 +32,8 @@ def state_of(trainer: "Trainer", *, full: bool) -> dict[str, Any]:
     state = {"counters": {name: getattr(trainer, name) for name in COUNTERS}}
     if not is_sharded(trainer.model):
         state |= tensors_of(trainer, full=full)
+    elif full:  # which of them have moments: those without leave no trace in the shards
+        state["optimizer"] = {name: {} for name in optimizer_state(trainer.optimizer, unwrap(trainer.model))}
     if not full:
         return state
     return state | {
@@ -84,7 +86,7 @@ def read_newest(trainer: "Trainer", store: Checkpointer) -> tuple[Checkpoint, di
     if own_part and checkpoint.shards is not None:
         from tinytrain.distributed.shards import parameters_of, read_own_shards
 
-        state = state | read_own_shards(checkpoint.shards, parameters_of(unwrap(trainer.model)))
+        state = merged(state, read_own_shards(checkpoint.shards, parameters_of(unwrap(trainer.model))))
     return checkpoint, state
 
 

@@ -21,7 +21,7 @@ from tinytrain.config import TrainConfig
 from tinytrain.data import share_of, without_targets
 from tinytrain.device import device_of, memory_bytes
 from tinytrain.distributed.group import gathered, on_first, rank, total, world_size
-from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, sharers
+from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, same_buffers, sharers
 from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
@@ -148,6 +148,8 @@ class Trainer:
             report = self._loop(stack.enter_context(deferred_interrupt()))
             if self._store is not None and self.config.checkpoint_every and self._saved_batch != self.batch:
                 self._save(full=True)
+            if self._store is not None:
+                self._together(self._store.wait)  # for what is still written in the background
         for callback in self._callbacks_here():
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
@@ -288,6 +290,7 @@ class Trainer:
             if hasattr(self.data, "share"):
                 return self.data.share(self.batch, rank=self.rank, processes=self.processes)
             batch = self.data(self.batch) if callable(self.data) else self.data[self.batch]
+            check_micro_batches(batch)
             return share_of(batch, rank=self.rank, processes=self.processes)
         except IndexError as error:
             raise ValueError(
@@ -338,17 +341,22 @@ class Trainer:
         return self.step == self.config.total_steps or (every is not None and self.step % every == 0)
 
     def _evaluate(self) -> float:
+        if self.processes > 1:
+            same_buffers(self.model)
         with keep_generators():  # a function that gives the batches may draw some at random
             return evaluate(self.model, self._validation_batches(), precision=self.precision).loss
 
     def _validation_batches(self) -> Iterator[Batch]:
         """This process's batches: every ``processes``-th, the last round filled up with ones that do not count."""
-        batches = iter(self.validation() if callable(self.validation) else self.validation or ())
+        batches, n = iter(self.validation() if callable(self.validation) else self.validation or ()), 0
         while together := list(islice(batches, self.processes)):
+            n += len(together)
             if self.rank < len(together) or self.processes == 1:
                 yield together[self.rank if self.processes > 1 else 0]
             else:
                 yield without_targets(together[0])
+        if n == 0:
+            raise ValueError("validation gave no batch: it must give at least one at each call")
 
     def _try_validation(self) -> None:
         """Evaluate the first batch before the first update: what cannot work is found now and not at the end.

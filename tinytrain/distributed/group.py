@@ -76,7 +76,8 @@ def process_group(
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():  # what runs inside may have left it already
+            dist.destroy_process_group()
 
 
 def check_device(found: torch.device) -> None:

@@ -4,6 +4,7 @@ The caller is told the first failure within seconds, whatever kind it is, and no
 script, a test and a notebook.
 """
 
+import math
 import os
 import pickle
 import pickletools
@@ -11,11 +12,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -82,22 +84,43 @@ def launch(
         raise RuntimeError("launch was called inside a process group: its processes cannot start another one")
     if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs < 1:
         raise ValueError(f"nprocs={nprocs!r} must be a whole number of at least 1")
+    if not (isinstance(timeout_s, (int, float)) and 0 < timeout_s < math.inf):
+        raise ValueError(f"timeout_s={timeout_s!r} must be a number of seconds above 0")
     call = _sendable(fn, args)
     device = device or ("cuda" if torch.cuda.is_available() and nprocs <= torch.cuda.device_count() else "cpu")
     folder = tempfile.mkdtemp(prefix="tinytrain_")  # a fresh one each time: an old rendezvous file would mislead
-    workers: list[_Worker] = []
+    jobs = [
+        Job(rank, nprocs, call, f"{folder}/rendezvous", device, timeout_s, dict(os.environ)) for rank in range(nprocs)
+    ]
+    workers = [_Worker(job) for job in jobs]
     try:
-        environment = dict(os.environ)
-        for rank in range(nprocs):
-            job = Job(rank, nprocs, call, f"{folder}/rendezvous", device, timeout_s, environment)
-            workers.append(_Worker(job))
+        with _interrupts_wait():  # one that is interrupted while it starts would be nobody's
+            for worker in workers:
+                worker.start()
         return _results(workers)
     finally:
-        for worker in workers:  # all of them first: another interrupt may come while one is waited for
-            worker.kill()
-        for worker in workers:
-            worker.close()
-        shutil.rmtree(folder, ignore_errors=True)
+        with _interrupts_wait():
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                worker.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """An interrupt that comes inside takes effect at the end."""
+    usual, came = signal.getsignal(signal.SIGINT), []
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *signal_and_frame: came.append(signal_and_frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+        if came:
+            usual(*came[0])
 
 
 def _everyones(result: Any) -> list[Any]:
@@ -114,22 +137,28 @@ class _Worker:
         if sys.platform == "linux":
             context.set_forkserver_preload(list(PRELOADED))
         self.rank, self.report = job.rank, None
-        self.reports, theirs = context.Pipe(duplex=False)
-        self.process = context.Process(target=run_job, args=(job, theirs), name=f"tinytrain-{job.rank}")
+        self.reports, self._theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=run_job, args=(job, self._theirs), name=f"tinytrain-{job.rank}")
+
+    def start(self) -> None:
         try:
             self.process.start()
         finally:
-            theirs.close()  # so that the end of the process is the end of the pipe
+            self._theirs.close()
 
     def listen(self) -> None:
-        """Take the report if there is one; at the end of the pipe without a report, the process died."""
+        """Take the report if there is one. Without one, at the end of the process or of the pipe, it has died."""
         try:
-            self.report = pickle.loads(self.reports.recv_bytes())
+            if self.reports.poll() or not wait([self.process.sentinel], 0) or self.reports.poll():
+                self.report = pickle.loads(self.reports.recv_bytes())
+                return
         except (EOFError, OSError):
-            self.process.join(5)
-            self.report = Died(self.process.exitcode)
-        except Exception as error:  # what it returned cannot be put together here
+            pass
+        except (Exception, SystemExit) as error:  # what it returned cannot be put together here
             self.report = Failed(f"returned what cannot be read here: {type(error).__name__}: {error}", "", 0.0)
+            return
+        self.process.join(5)
+        self.report = Died(self.process.exitcode)
 
     def interrupt(self) -> None:
         if self.report is None and self.process.pid is not None:
@@ -142,6 +171,7 @@ class _Worker:
 
     def close(self) -> None:
         """Wait for the end of the process, for which one that did well has a moment, and end what it started."""
+        self._theirs.close()
         if self.process.pid is not None:
             self.process.join(2)
             if self.process.is_alive():
@@ -184,13 +214,15 @@ def _listen_until(workers: Sequence[_Worker], enough: Callable[[], bool], second
     """Take reports as they come, until all have reported, there is ``enough``, or ``seconds`` are over."""
     end = None if seconds is None else time.monotonic() + seconds
     while not enough():
-        silent = {worker.reports: worker for worker in workers if worker.report is None}
+        silent: dict[Any, _Worker] = {}
+        for worker in workers:
+            if worker.report is None:  # a child of its own may hold the pipe open after its end
+                silent |= {worker.reports: worker, worker.process.sentinel: worker}
         left = None if end is None else end - time.monotonic()
         if not silent or (left is not None and left <= 0):
             return
-        pipes: list[Connection] = list(silent)
-        for pipe in wait(pipes, left):
-            silent[pipe].listen()
+        for worker in {silent[ready] for ready in wait(list(silent), left)}:
+            worker.listen()
 
 
 def _interrupted(workers: Sequence[_Worker]) -> None:

@@ -4,6 +4,7 @@ The files are those of ``torch.distributed.checkpoint``.
 """
 
 import hashlib
+import io
 import pickle
 import warnings
 from collections.abc import Mapping
@@ -14,17 +15,28 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from tinytrain.distributed.group import gathered, in_group, rank
 
 METADATA = ".metadata"
-SAFE = ("torch.distributed.checkpoint.", "torch.distributed.tensor", "torch._C._distributed_c10d")
-"""modules whose classes may stand in the metadata, which is a pickle; beside a few plain values of torch's"""
-SAFE_NAMES = {
-    ("torch", "Size"), ("torch", "device"), ("torch.serialization", "_get_layout"), ("torch.storage", "_get_dtype"),
-    ("collections", "OrderedDict"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath"),
+SAFE = {
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("torch", "Size"),
+    ("collections", "OrderedDict"),
+    *(("pathlib", name) for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
+    *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
 }  # fmt: skip
+"""(module, name) of all that may stand in the metadata, which is a pickle"""
 
 Tree = dict[str, Any]
 """nested dicts with tensors, sharded or whole, and plain values"""
@@ -35,8 +47,14 @@ class ShardsError(ValueError):
 
 
 def save_shards(folder: Path, tree: Tree) -> dict[str, str]:
-    """Write ``tree`` into ``folder``; all processes of the group call this. Returns {file name: checksum}, in all."""
-    dcp.save(tree, checkpoint_id=folder, no_dist=not in_group())
+    """Write ``tree`` into ``folder``; all processes of the group call this. Returns {file name: checksum}, in all.
+
+    Empty dicts leave nothing in the files. Raises ``ShardsError`` in all processes if one could not write.
+    """
+    try:
+        dcp.save(tree, checkpoint_id=folder, no_dist=not in_group())
+    except dcp.CheckpointException as error:
+        raise ShardsError(f"{folder} could not be written: {_reason(error)}") from error
     mine = [path for path in folder.iterdir() if path.name.startswith(f"__{rank()}_")]
     mine += [folder / METADATA] if rank() == 0 else []
     sums = {path.name: checksum(path) for path in mine}
@@ -60,22 +78,38 @@ def check_shards(folder: Path, checksums: Mapping[str, str]) -> None:
 
 
 def read_shards(folder: Path) -> Tree:
-    """Everything in ``folder`` as whole tensors on the CPU, read by this process alone, in a group or not."""
-    tree = _empty(_metadata(folder), like={})
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")  # reading alone is what is meant
-        dcp.load(tree, checkpoint_id=folder, no_dist=True)
-    return tree
+    """Everything in ``folder`` as whole tensors on the CPU, read by this process alone, in a group or not.
+
+    Raises ``ShardsError`` for files that are damaged or would run code.
+    """
+    return _filled(_empty(_metadata(folder), like={}), folder, no_dist=True)
 
 
 def read_own_shards(folder: Path, parameters: Mapping[str, Tensor]) -> Tree:
     """What is in ``folder``, each process its own part only; all processes call this.
 
-    A tensor under the name of a parameter, and of its shape, is shared out as that parameter is.
+    A tensor under the name of a parameter, and of its shape, is shared out as that parameter is. Raises as
+    ``read_shards`` does.
     """
-    tree = _empty(_metadata(folder), like=parameters)
-    dcp.load(tree, checkpoint_id=folder)
+    return _filled(_empty(_metadata(folder), like=parameters), folder, no_dist=False)
+
+
+def _filled(tree: Tree, folder: Path, *, no_dist: bool) -> Tree:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # reading alone is what is meant
+            dcp.load(tree, checkpoint_id=folder, planner=_CarefulPlanner(), no_dist=no_dist)
+    except (Exception, dcp.CheckpointException) as error:
+        raise ShardsError(f"{folder} cannot be read: {_reason(error)}") from error
     return tree
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in the first process that failed: torch packs the errors of all into one that is no Exception."""
+    inner = next(iter(error.failures.values()))[0] if isinstance(error, dcp.CheckpointException) else error
+    if "weights_only" in str(inner):
+        return "it holds more than tensors and plain values and may run code"
+    return f"{type(inner).__name__}: {inner}"
 
 
 def shared_out(tensor: Tensor, like: Tensor) -> Tensor:
@@ -110,10 +144,18 @@ class _Careful(pickle.Unpickler):
     """Reads what ``torch.distributed.checkpoint`` writes, and runs nothing else: a pickle could hold any call."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = (module, name) in SAFE_NAMES or f"{module}.".startswith(SAFE)
-        if known or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
-            return super().find_class(module, name)
-        raise ShardsError(f"it names {module}.{name}, which has no place in a checkpoint")
+        if (module, name) not in SAFE:  # exactly: a name with a dot in it would lead on to other modules
+            raise ShardsError(f"it names {module}.{name}, which has no place in a checkpoint")
+        return super().find_class(module, name)
+
+
+class _CarefulPlanner(dcp.DefaultLoadPlanner):
+    """Reads values that are no tensors as ``torch.load`` does by default; torch's own planner would run their code."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        torch.load(value, weights_only=True)
+        value.seek(0)
+        super().load_bytes(read_item, value)
 
 
 def _metadata(folder: Path) -> Metadata:

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -57,18 +58,28 @@ def run_job(job: Job, pipe: Connection) -> None:
         os.setsid()  # interrupts of the terminal or the notebook reach the caller only, which passes them on once
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_the_caller, daemon=True).start()
+    mine = os.getpid()
     try:
         fn, args = _prepare(job)
         with process_group(device=job.device, timeout_s=job.timeout_s, rendezvous=job.rendezvous):
             try:
-                report = _returned(fn(job.rank, *args))
+                result = fn(job.rank, *args)
+                _end_here_unless(mine)
+                report = _returned(result)
             except BaseException as error:  # told before the group is left, which makes the others fail as well
+                _end_here_unless(mine)
                 report = _failed(error)
                 _send(report, pipe)
     except BaseException as error:
         report = _failed(error)
     if not pipe.closed:
         _send(report, pipe)
+
+
+def _end_here_unless(mine: int) -> None:
+    """A process that the function forked, and that came out of it, is not the one that reports."""
+    if os.getpid() != mine:
+        os._exit(0)
 
 
 def _prepare(job: Job) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -96,13 +107,22 @@ def _returned(result: Any) -> bytes:
 
 
 def _failed(error: BaseException) -> bytes:
-    cause = f"failed: {type(error).__name__}" + (f": {error}" if str(error) else "")
-    return pickle.dumps(Failed(cause, _own_lines(error), time.monotonic()))
+    try:
+        said = str(error)
+    except Exception:
+        said = "its message cannot be read"
+    cause = f"failed: {type(error).__name__}" + (f": {_shortened(said, 2_000)}" if said else "")
+    return pickle.dumps(Failed(cause, _shortened(_own_lines(error), 20_000), time.monotonic()))
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most // 2]} … {text[-most // 2 :]}"
 
 
 def _send(report: bytes, pipe: Connection) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # closed, or replaced by something else
+            stream.flush()
     pipe.send_bytes(report)
     pipe.close()
 

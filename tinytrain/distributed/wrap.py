@@ -92,20 +92,32 @@ class Exchange:
 
 def exchange_seconds(model: nn.Module) -> dict[str, float]:
     """``{"seconds_communication": …}`` of the last step, where it can be told: copies of a model on CPUs."""
-    exchange = getattr(model, "exchange", None)
+    exchange = getattr(_copy_of(model), "exchange", None)
     return {"seconds_communication": exchange.seconds} if isinstance(exchange, Exchange) else {}
 
 
 def is_sharded(model: nn.Module) -> bool:
     """True for a model that ``shard`` or ``fully_shard`` has shared out."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing was sharded
-    return fsdp is not None and isinstance(model, fsdp.FSDPModule)
+    return fsdp is not None and isinstance(uncompiled(model), fsdp.FSDPModule)
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
+
+
+def _copy_of(model: nn.Module) -> DistributedDataParallel | None:
+    inner = uncompiled(model)
+    return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 def sharers(model: nn.Module) -> int:
     """How many processes train this model together: 1 if it is not wrapped, even inside a process group."""
-    if isinstance(model, DistributedDataParallel):
-        return dist.get_world_size(model.process_group)
+    if (copy := _copy_of(model)) is not None:
+        return dist.get_world_size(copy.process_group)
     return world_size() if is_sharded(model) else 1
 
 
@@ -115,13 +127,20 @@ def synchronising(model: nn.Module, now: bool) -> Iterator[None]:
 
     The forward pass must be inside as well: what backward does is settled there.
     """
-    if isinstance(model, DistributedDataParallel) and not now:
-        with model.no_sync():
+    if (copy := _copy_of(model)) is not None and not now:
+        with copy.no_sync():
             yield
         return
     if is_sharded(model):
-        model.set_requires_gradient_sync(now)
+        uncompiled(model).set_requires_gradient_sync(now)
     yield
+
+
+def same_buffers(model: nn.Module) -> None:
+    """Give every process the buffers of process 0, such as a running mean, which each has of its own batches."""
+    with torch.no_grad():
+        for buffer in uncompiled(model).buffers():
+            dist.broadcast(buffer, src=0)
 
 
 def after_backward(model: nn.Module) -> None:
@@ -130,13 +149,14 @@ def after_backward(model: nn.Module) -> None:
     Raises ``RuntimeError`` that names the weights which it did not reach: their part of the gradient was never sent,
     and neither was that of the weights sent along with them.
     """
-    if not isinstance(model, DistributedDataParallel):
+    copy = _copy_of(model)
+    if copy is None:
         return
-    if isinstance(exchange := getattr(model, "exchange", None), Exchange):
+    if isinstance(exchange := getattr(copy, "exchange", None), Exchange):
         exchange.seconds = time.perf_counter() - exchange.last_sent
-    if model.find_unused_parameters:
+    if copy.find_unused_parameters:
         return
-    idle = [name for name, p in model.module.named_parameters() if p.requires_grad and p.grad is None]
+    idle = [name for name, p in copy.module.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         raise RuntimeError(
             f"{len(idle)} trainable weights took no part in this step: {', '.join(idle[:8])}"
