@@ -261,6 +261,26 @@ def test_what_a_session_defines_is_refused_by_name():
     assert said[1].startswith("Settings is defined in this notebook or session")
 
 
+def test_a_program_that_is_no_file_is_told_so():
+    code = (
+        "from tinytrain.distributed import launch\n"
+        "from tinytrain.device import best_device\n"
+        "try: launch(best_device, 2)\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True, timeout=120)
+    assert "the running program is no file (<stdin>)" in done.stdout, done
+
+
+def nothing(rank):
+    return rank
+
+
+def test_processes_that_exchange_nothing_do_not_miss_each_other():
+    for _ in range(3):
+        assert launch(nothing, 5) == [0, 1, 2, 3, 4]
+
+
 def test_a_script_may_launch_what_it_defines(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -74,6 +74,8 @@ def process_group(
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
     dist.init_process_group(rank=me, world_size=world, **keywords)
     try:
+        if device == "cpu":
+            dist.barrier()  # or one that is done at once would be gone before another has found it
         yield
     finally:
         if dist.is_initialized():  # what runs inside may have left it already

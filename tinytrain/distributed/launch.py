@@ -32,7 +32,7 @@ before the death of that peer is"""
 INTERRUPT_SECONDS = 4.0
 """after an interrupt, how long the processes have to end by themselves"""
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
-PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "numpy", "psutil")
+PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo", "numpy", "psutil")
 """what the fork server imports once, so that later starts are quick; the caller's own modules are always read anew"""
 
 
@@ -283,7 +283,12 @@ def _sendable(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 
 def _main_can_be_imported() -> bool:
     main = sys.modules["__main__"]
-    return getattr(main, "__spec__", None) is not None or hasattr(main, "__file__")
+    if getattr(main, "__spec__", None) is not None:
+        return True
+    file = getattr(main, "__file__", None)
+    if file is not None and not os.path.exists(file):  # each new process would look for it and fail
+        raise ValueError(f"the running program is no file ({file}): save it in one and start that")
+    return file is not None
 
 
 def _names_from_main(pickled: bytes) -> list[str]:
