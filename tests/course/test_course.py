@@ -1,5 +1,6 @@
 import base64
 import inspect
+import sys
 import io
 from pathlib import Path
 
@@ -80,6 +81,23 @@ def test_a_notebook_is_run_and_stored_clean(tmp_path):
     assert stored.cells[0].outputs[0].text == "2\n"
     assert set(stored.metadata) == {"kernelspec", "language_info"}
     assert "execution" not in stored.cells[0].metadata
+
+
+BUSY = """
+import time
+
+
+def busy(rank, seconds):
+    while time.process_time() < seconds:
+        pass
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can tell the time of what outlives a kernel")
+def test_the_seconds_of_a_notebook_are_those_of_all_that_it_started(tmp_path):
+    (tmp_path / "busy_worker.py").write_text(BUSY)
+    source = "from busy_worker import busy\nfrom tinytrain.distributed import launch\nlaunch(busy, 2, 4.0)"
+    assert run_notebook(notebook_of(tmp_path / "a.ipynb", source)) > 8
 
 
 def test_a_notebook_runs_as_a_recording_without_a_readers_progress_or_widgets(tmp_path):
