@@ -1,7 +1,7 @@
 import base64
 import inspect
-import sys
 import io
+import sys
 from pathlib import Path
 
 import nbformat
