@@ -105,14 +105,13 @@ def raise_odd_error(rank):
 
 
 def workers():
-    """Processes that a launch started and that are still there; the fork server and its tracker may stay."""
-    mine = psutil.Process()
-    helpers = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
-    return [
-        p
-        for p in mine.children(recursive=True)
-        if p.ppid() != mine.pid or not any(helper in part for part in p.cmdline() for helper in helpers)
-    ]
+    """Processes that a launch started and that are still there: whatever the fork server has for children."""
+    mine = psutil.Process().children()
+    started_by = [p for p in mine if any("multiprocessing.forkserver" in part for part in p.cmdline())]
+    started_by += [
+        p for p in mine if any("spawn_main" in part for part in p.cmdline())
+    ]  # where there is no fork server
+    return [child for p in started_by for child in p.children(recursive=True)]
 
 
 @pytest.fixture
@@ -324,27 +323,48 @@ def test_an_interrupt_ends_processes_that_do_not_end_by_themselves(told_in_time)
         launch(wait_for_ever, 2)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-@pytest.mark.parametrize("moment", [0.005, 0.01, 0.02, 0.04, 0.08, 0.16])
-def test_two_interrupts_while_the_processes_start_leave_none_of_them(moment, told_in_time):
+TWO_INTERRUPTS = """
+import os, signal, sys, tempfile, threading, time
+from test_launch import sum_over_all, wait_for_ever, workers
+from tinytrain.distributed import launch
+
+def interrupted_twice(moment):
     came = []
+    def interrupt():
+        came.append(1)
+        os.kill(os.getpid(), signal.SIGINT)
     try:
         for later in (moment, moment + 0.01):
-            threading.Timer(later, lambda: (came.append(1), os.kill(os.getpid(), signal.SIGINT))).start()
+            threading.Timer(later, interrupt).start()
         launch(wait_for_ever, 2)
     except KeyboardInterrupt:
         pass
-    while len(came) < 2 or not_yet_handled():
-        pass
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    for _ in range(3):
+        try:
+            time.sleep(0.2)
+        except KeyboardInterrupt:
+            pass
+    return len(came)
+
+if __name__ == "__main__":
+    launch(sum_over_all, 1, 0)
+    tempfile.tempdir = sys.argv[1]
+    for moment in (0.005, 0.01, 0.02, 0.04, 0.08, 0.16):
+        print(interrupted_twice(moment), len(workers()), os.listdir(sys.argv[1]), flush=True)
+    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
 
 
-def not_yet_handled():
-    try:
-        time.sleep(0.2)
-    except KeyboardInterrupt:
-        return True
-    return False
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+def test_two_interrupts_while_the_processes_start_leave_none_of_them(tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "temporary"
+    script.write_text(TWO_INTERRUPTS)
+    folder.mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == ["2 0 []"] * 6 + ["True"], done.stderr[-2000:]
 
 
 def die_and_leave_a_child(rank):
