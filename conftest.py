@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def pytest_report_header(config: pytest.Config) -> str:
             differ.append(f"{name} {installed} (pinned {Requirement(pin).specifier})")
     versions = f"not as pinned: {', '.join(differ)}" if differ else "all versions as pinned"
     return f"tinytrain: budget {os.environ['TINYTRAIN_BUDGET']}, {versions}"
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    """A test that computes with one thread leaves the others theirs: sums depend on it in the last digit."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
+    yield
+    if before is not None and sys.modules["torch"].get_num_threads() != before:
+        sys.modules["torch"].set_num_threads(before)
 
 
 @pytest.fixture

@@ -38,6 +38,15 @@ from tinytrain.course.lesson_08 import (
 PARTS = list(Training().state())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """As the children have, or the last digits would differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
     """A run's file after 12 updates, and the losses and the model of the 12 updates that follow."""
