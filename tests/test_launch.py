@@ -390,6 +390,22 @@ def test_a_child_that_comes_out_of_the_function_does_not_report(told_in_time):
     assert launch(fork_and_return_in_both, 2) == ["the process"] * 2
 
 
+SLOW_MODULE = """
+import os, time
+if os.environ.get("RANK") == "1":
+    time.sleep(3)
+def work(rank): return rank
+"""
+
+
+def test_a_process_that_takes_long_to_start_is_waited_for_whatever_the_timeout(tmp_path, monkeypatch, told_in_time):
+    (tmp_path / "slow_to_import.py").write_text(SLOW_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    from slow_to_import import work
+
+    assert launch(work, 2, timeout_s=1) == [0, 1]
+
+
 class EndsTheCaller:
     def __reduce__(self):
         return sys.exit, (5,)

@@ -235,7 +235,8 @@ def bytes_sent() -> int:
         try:
             with socket.socket(fileno=os.dup(int(number))) as connection:
                 state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                sent += struct.unpack_from("Q", state, 200)[0]  # tcpi_bytes_sent
+                total, again = struct.unpack_from("QQ", state, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+                sent += total - again
         except OSError:  # no connection, but a file
             continue
     return sent

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 Result = TypeVar("Result")
+JOIN_SECONDS = 120.0
+"""at least so long processes that were started together wait for each other, whatever ``timeout_s`` is"""
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 """the network interface of a machine to itself"""
 
@@ -48,7 +50,7 @@ def process_group(
 
     ``device`` is ``"cuda"`` (NCCL; the GPU is number ``LOCAL_RANK``) or ``"cpu"`` (Gloo); None takes GPUs where each
     process of this machine has one. The processes find each other through the file ``rendezvous``, or through
-    ``MASTER_ADDR`` and ``MASTER_PORT`` if it is None.
+    ``MASTER_ADDR`` and ``MASTER_PORT`` if it is None. ``timeout_s`` bounds each later wait for the others.
 
     Raises ``ValueError`` if the environment does not say who is who, or if there are too few GPUs.
     """
@@ -69,7 +71,7 @@ def process_group(
     elif device != "cpu":
         raise ValueError(f"device={device!r} is not 'cpu' or 'cuda'")
     if rendezvous is not None:
-        keywords["init_method"] = f"file://{rendezvous}"
+        keywords["store"] = _meet(rendezvous, me, world, timedelta(seconds=max(timeout_s, JOIN_SECONDS)))
         if sys.platform in LOOPBACK:  # all on this machine: names and routes of networks do not matter
             os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
     dist.init_process_group(rank=me, world_size=world, **keywords)
@@ -80,6 +82,14 @@ def process_group(
     finally:
         if dist.is_initialized():  # what runs inside may have left it already
             dist.destroy_process_group()
+
+
+def _meet(path: str, me: int, world: int, patience: timedelta) -> dist.Store:
+    """Wait until all processes have come to the file: some take longer to start than any exchange should take."""
+    store = dist.FileStore(path, world)
+    store.set(f"here {me}", "")
+    store.wait([f"here {number}" for number in range(world)], patience)
+    return dist.PrefixStore("group", store)
 
 
 def check_device(found: torch.device) -> None:
