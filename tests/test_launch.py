@@ -1,6 +1,7 @@
 """Starting processes: results come back, the first failure is told within seconds, and nothing is left behind."""
 
 import functools
+import importlib
 import os
 import pickle
 import signal
@@ -401,8 +402,7 @@ def work(rank): return rank
 def test_a_process_that_takes_long_to_start_is_waited_for_whatever_the_timeout(tmp_path, monkeypatch, told_in_time):
     (tmp_path / "slow_to_import.py").write_text(SLOW_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    from slow_to_import import work
-
+    work = importlib.import_module("slow_to_import").work
     assert launch(work, 2, timeout_s=1) == [0, 1]
 
 
