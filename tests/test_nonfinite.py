@@ -94,3 +94,21 @@ def test_a_gradient_that_the_bad_step_has_left_is_not_taken_for_one_of_this_batc
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, math.nan)
     assert first_nonfinite(model, [batch_of()]) == ""
+
+
+class Between(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.one, self.two, self.factor = nn.Linear(64, 64), nn.Linear(64, 64), factor
+
+    def forward(self, x):
+        return self.two(self.factor(self.one(x)))
+
+
+def test_what_a_modules_own_code_does_between_its_parts_is_laid_to_it(model):
+    model.norm = Between(lambda x: x * math.inf)
+    found = first_nonfinite(model, [batch_of()])
+    assert found.startswith("the input of norm.two holds") and found.endswith(", made in the code of norm")
+    model.norm = Between(lambda x: x + (x * 0).abs().sqrt())
+    found = first_nonfinite(model, [batch_of()])
+    assert found == "the gradient that comes back to norm.one is not finite: look at the code of norm behind it"

@@ -1,8 +1,6 @@
 """Where did a number stop being finite? Asked only after a bad step, by running that step once more."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor, nn
 
@@ -10,6 +8,7 @@ from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
+from tinytrain.trace import Blame, Passage, Phase, Role, Trace, blame
 
 
 def first_nonfinite(
@@ -36,85 +35,37 @@ def first_nonfinite(
 
 
 def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> str:
-    forward: list[str] = []
-    backward: list[tuple[str, str]] = []
-    with _watched(model, forward, backward):
+    passages: list[Passage] = []
+    worst = ""
+
+    def see(phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
+        nonlocal worst
+        bad = not bool(tensor.isfinite().all())
+        worst = worst or (_worst(tensor) if bad else "")
+        passages.append(Passage(phase, tuple(roles), bad))
+
+    with Trace(model, see).watching():
         loss = loss_sum(model, batch, precision) / count_targets(batch["labels"]).clamp(min=1)
-        if forward:
-            return forward[0]
-        if not loss.isfinite():
+        if not worst and not loss.isfinite():
             return f"the loss {_worst(loss)}, though every module's output is finite"
-        (loss * scale).backward()
-    return _culprit(backward) or _bad_gradient(model)
+        if not worst:
+            (loss * scale).backward()
+    found = blame(passages)
+    return "" if found is None else _in_words(found, worst)
 
 
-def _culprit(events: list[tuple[str, str]]) -> str:
-    """The innermost module into which the gradient came finite and out of which it did not; or else the first place
-    that it reached in a bad state."""
-    bad_at_output = {name for name, side in events if side == "output"}
-    for name, side in sorted(events, key=lambda event: -event[0].count(".")):
-        if side == "input" and name not in bad_at_output:
-            return f"the gradient leaves {name} non-finite on its way back"
-    return f"the gradient that comes back to {events[0][0]} is not finite" if events else ""
-
-
-def _bad_gradient(model: nn.Module) -> str:
-    for name, parameter in model.named_parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            return f"the gradient of {name} {_worst(parameter.grad)}"
-    return ""
-
-
-@contextmanager
-def _watched(model: nn.Module, forward: list[str], backward: list[tuple[str, str]]) -> Iterator[None]:
-    """Note each module whose output is not finite, and each tensor between modules whose gradient is not."""
-    handles = []
-    for name, module in model.named_modules():
-        name = name or type(model).__name__
-        handles.append(module.register_forward_pre_hook(_before(name, backward), with_kwargs=True))
-        handles.append(module.register_forward_hook(_after(name, forward, backward)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _before(name: str, backward: list[tuple[str, str]]) -> Callable[..., None]:
-    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        for tensor in _tensors((arguments, named)):
-            _listen(tensor, (name, "input"), backward)
-
-    return hook
-
-
-def _after(name: str, forward: list[str], backward: list[tuple[str, str]]) -> Callable[..., None]:
-    def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
-        for tensor in _tensors(output):
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                forward.append(f"the output of {name} {_worst(tensor)}")
-            _listen(tensor, (name, "output"), backward)
-
-    return hook
-
-
-def _listen(tensor: Tensor, event: tuple[str, str], events: list[tuple[str, str]]) -> None:
-    def hook(gradient: Tensor) -> None:
-        if not gradient.isfinite().all():
-            events.append(event)
-
-    if tensor.requires_grad:
-        tensor.register_hook(hook)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _tensors(part)
+def _in_words(found: Blame, worst: str) -> str:
+    if found.phase == "forward":
+        what = f"the {found.role.side} of {found.role} {worst}"
+        if found.role.side == "input":
+            return what + (f", made in the code of {found.module}" if found.module else "")
+        return what
+    if found.how == "output":
+        return f"the gradient leaves {found.module} non-finite on its way back"
+    if found.how == "weight":
+        return f"the gradient of {found.role} {worst}"
+    behind = f": look at the code of {found.module} behind it" if found.module else ""
+    return f"the gradient that comes back to {found.role} is not finite{behind}"
 
 
 def _worst(tensor: Tensor) -> str:

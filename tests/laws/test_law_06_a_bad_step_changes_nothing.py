@@ -112,18 +112,18 @@ def test_the_log_names_the_batch_and_the_place(tmp_path):
     (bad,) = [r for r in read_run(tmp_path) if r["skipped"]]
     assert (bad["batch"], bad["reason"]) == (3, "the loss is nan")
     assert math.isnan(bad["loss"])
-    assert bad["where"].startswith("the output of dropout holds")  # the first module after the poisoned embedding
+    assert bad["where"].startswith("the input of dropout holds")  # poisoned between the embedding and this module
+    assert bad["where"].endswith("made in the code of PoisonedGPT")
     run({2}, on_the_way_back=True, out=tmp_path / "back")
     (bad,) = [r for r in read_run(tmp_path / "back") if r["skipped"]]
-    assert (
-        "gradient's norm is" in bad["reason"] and bad["where"] == "the gradient that comes back to tokens is not finite"
-    )
+    assert "gradient's norm is" in bad["reason"]
+    assert bad["where"].startswith("the gradient that comes back to tokens is not finite: look at the code of Poisoned")
     assert math.isfinite(bad["loss"])
 
 
 def test_too_many_bad_steps_in_a_row_end_the_run_and_say_where_to_look():
     with pytest.raises(
-        TrainingFailedError, match=r"5 updates in a row were skipped, since batch 3; .*output of dropout"
+        TrainingFailedError, match=r"5 updates in a row were skipped, since batch 3; .*code of PoisonedGPT"
     ):
         run(range(2, 100), max_skipped_in_a_row=5)
 

@@ -102,8 +102,8 @@ def exercise_cells(this: Exercise) -> list[nbformat.NotebookNode]:
     name = f"exercise-{this.key.replace('.', '-')}"
     task = f"### Exercise {this.key} · {this.title}\n\n*{this.difficulty}, about {this.minutes} minutes.* {this.goal}"
     folds = [
-        *(_fold(f"Hint {number}", hint) for number, hint in enumerate(this.hints, 1)),
-        _fold("A solution", f"```python\n{this.source()}\n```"),
+        *(folded(f"Hint {number}", hint) for number, hint in enumerate(this.hints, 1)),
+        folded("A solution", f"```python\n{this.source()}\n```"),
     ]
     cells = [
         new_markdown_cell(task),
@@ -116,7 +116,8 @@ def exercise_cells(this: Exercise) -> list[nbformat.NotebookNode]:
     return cells
 
 
-def _fold(title: str, text: str) -> str:
+def folded(title: str, text: str) -> str:
+    """Markdown that shows ``title`` and unfolds ``text`` under it at a click."""
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
