@@ -10,6 +10,7 @@ from torch import nn
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS
 from tinytrain.recompute import recompute_activations
+from tinytrain.watch import nan_hunt
 from tinytrain.watch.magnitudes import Magnitudes, Tally
 from tinytrain.watch.nan_hunt import NanHunt, Place
 from tinytrain.watch.table import Table
@@ -113,6 +114,92 @@ def test_the_where_trap_is_led_back_to_the_slope_that_is_infinite(model, batch):
     assert first.phase == "backward" and first.op in ("div", "pow", "mul") and "y.sqrt()" in first.line
 
 
+class Trap(nn.Module):
+    """Operations whose infinities are meant or mended, then one whose NaN is not."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.last = last
+
+    def forward(self, x):
+        waste = torch.empty_like(x)  # filled with NaN where torch.use_deterministic_algorithms is on
+        waste.copy_(x)
+        scores = (waste @ waste.mT).masked_fill(torch.ones(16, 16).triu(1).bool(), float("-inf"))
+        return self.last(scores.softmax(-1) @ x)
+
+
+LAST = {
+    "log": (lambda x: torch.where(x > 1e9, x, (x - x).log()), "torch.where(x > 1e9"),
+    "softmax": (lambda x: x.masked_fill(x == x, float("-inf")).softmax(-1), "masked_fill(x == x"),
+}
+
+
+@pytest.mark.parametrize("op", LAST)
+def test_masks_and_memory_not_yet_written_are_not_taken_for_the_operation(op, model, batch):
+    function, line = LAST[op]
+    squeezed(model, Trap(function))
+    torch.use_deterministic_algorithms(True)
+    try:
+        hunt = NanHunt(model, lines=True)
+        with hunt, torch.no_grad():
+            model(batch[0])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert (hunt.accused, hunt.first.op) == ("blocks.1.feed_forward_norm", op) and line in hunt.first.line
+
+
+def test_an_infinity_that_is_mended_in_its_module_is_none(model, batch):
+    class Mended(nn.Module):
+        def forward(self, x):
+            y = x - x
+            return x + torch.where(y > 0, 1 / y, y)
+
+    hunt = NanHunt(squeezed(model, Mended()), lines=True)
+    with hunt, torch.no_grad():
+        model(batch[0])
+    assert hunt.first is None and not hunt.found
+
+
+def test_a_module_off_the_road_is_not_accused(model, batch):
+    class Probed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.probe = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x):
+            y = self.one(x)
+            return y + (y * 0).abs().sqrt() + self.probe(y).detach()
+
+    assert hunted(squeezed(model, Probed()), batch).accused == "blocks.1.feed_forward_norm"
+
+
+def test_outputs_of_every_form_are_seen():
+    class Result:
+        def __init__(self, x):
+            self.logits, self.note = x, "text"
+
+    class Odd(nn.Module):
+        def __init__(self, wrap):
+            super().__init__()
+            self.wrap = wrap
+
+        def forward(self, x):
+            return self.wrap(x / 0)
+
+    for wrap in (Result, lambda x: {"logits": x}, lambda x: (x > 0, [x])):
+        with NanHunt(model := Odd(wrap)) as hunt:
+            model(torch.ones(1))
+        assert hunt.accused == "Odd" and hunt.modules()["Odd"]["forward"].calls == 1
+
+
+def test_bad_data_that_is_changed_in_place_is_nobodys_fault():
+    layers = nn.Sequential(nn.Linear(2, 2))
+    x = torch.tensor([[1.0, math.inf]])
+    with NanHunt(layers, lines=True) as hunt:
+        layers(x.mul_(2))
+    assert hunt.accused == "" and hunt.first.op == ""
+
+
 def test_bad_data_accuses_nobody(batch):
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     x = torch.ones(2, 4)
@@ -172,6 +259,7 @@ def test_the_road_leads_to_the_first_bad_place_with_growing_numbers(model, batch
     model.blocks[1].attention_norm = nn.Sequential(Times1000(), Times1000(), Times1000(), Times1000())
     road = hunted(model, batch).road()
     assert [line.split()[0] for line in road[-3:]] == [f"blocks.1.attention_norm.{i}" for i in range(3)]
+    assert "blocks.0 " not in " ".join(road), "the parts, and not the whole that they make up"
     largest = [float(line.split("at most ")[1].split(" ")[0].replace(",", "")) for line in road[-3:]]
     assert largest[1] / largest[0] == pytest.approx(1e13, rel=0.01) == largest[2] / largest[1]
 
@@ -183,8 +271,8 @@ def test_magnitudes_on_paper():
     size = tally.read()
     assert (size.largest, size.smallest, size.calls, size.dtype) == (70000.0, 2.0**-25, 2, "float32")
     assert (size.zeros, size.nonfinite, size.too_large, size.too_small) == (1 / 8, 2 / 8, 1 / 8, 1 / 8)
-    assert size.headroom == pytest.approx(math.log2(65504 / 70000))
-    assert Magnitudes().headroom == math.inf
+    assert size.headroom == -math.inf and Magnitudes().headroom == math.inf
+    assert Magnitudes(largest=70000.0).headroom == pytest.approx(math.log2(65504 / 70000))
 
 
 @pytest.mark.parametrize("value", [65504.0, 65519.0, 65520.0, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001])
@@ -208,6 +296,12 @@ def test_the_tables_hold_outputs_and_the_gradients_that_leave(batch):
     assert (sizes["1"]["forward"].largest, sizes["1"]["backward"].largest) == (24.0, 8.0)
     assert sizes["1"]["backward"].smallest == 2.0 and sizes["0"]["backward"].calls == 0
     assert hunt.headroom().rows[0][:4] == ["1", "forward", "24", "11.4"]
+
+
+def test_what_broke_stands_first_in_the_headroom(model, batch):
+    rows = hunted(squeezed(model, Overflowing()), batch).headroom().rows
+    broken = [row[0] for row in rows if row[4] != "0"]
+    assert broken == [row[0] for row in rows[: len(broken)]] and "blocks.1.feed_forward_norm" in broken
 
 
 def test_headroom_of_bf16_and_fp32_says_what_fp16_would_lose():
@@ -313,9 +407,12 @@ def test_it_hunts_in_evaluation_and_again_from_the_start(model, batch):
     assert str(hunt) == "Nothing ran inside this hunt's with block." and not hunt.found
 
 
-def test_models_in_which_hooks_see_nothing_are_refused(model):
+def test_models_in_which_hooks_see_nothing_are_refused(model, monkeypatch):
     with pytest.raises(ValueError, match=r"this model is compiled: hunt before torch\.compile"):
         NanHunt(torch.compile(model, backend="eager"))
+    monkeypatch.setattr(nan_hunt, "is_sharded", lambda model: True)
+    with pytest.raises(ValueError, match="this model is sharded"):
+        NanHunt(model)
 
 
 def test_a_table_reads_well_anywhere():

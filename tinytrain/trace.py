@@ -72,7 +72,7 @@ class Trace:
     def _listen_to_weights(self) -> None:
         roles: dict[Tensor, list[Role]] = {}
         for module, name in self.names.items():
-            for own, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            for own, parameter in module.named_parameters(recurse=False):
                 roles.setdefault(parameter, []).append(Role(name, "weight", name, own))
         for parameter, its_roles in roles.items():
             if parameter.requires_grad:
@@ -90,8 +90,7 @@ class Trace:
 
     def _after(self, module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         name = self.names[module]
-        while self._running and self._running.pop() != name:  # a module that an exception has left
-            pass
+        self._running.pop()
         for tensor in tensors_in(output):
             self._pass(tensor, Role(name, "output", self.running))
         if self._code is not None:
@@ -174,8 +173,7 @@ def _backward(first: Passage, clean: set[str]) -> Blame:
     """The gradient left a module into which it came finite; if there is none, the code around the modules did it."""
     weights = [role for role in first.roles if role.side == "weight"]
     if weights:
-        role = next((role for role in weights if role.module in clean), weights[0])
-        return Blame(role.module, "backward", role, "weight")
+        return Blame(weights[0].module, "backward", weights[0], "weight")
     left = [role for role in first.roles if role.side == "input" and role.module in clean]
     if left:
         role = max(left, key=lambda role: role.module.count("."))

@@ -32,7 +32,10 @@ class Magnitudes:
 
     @property
     def headroom(self) -> float:
-        """How many times the largest could double before FP16 would overflow; negative if it is beyond already."""
+        """How many times the largest could double before FP16 would overflow; negative if it is beyond already, and
+        minus infinity if something is not finite even here."""
+        if self.nonfinite:
+            return -math.inf
         return math.log2(FP16_LARGEST / self.largest) if self.largest > 0 else math.inf
 
 

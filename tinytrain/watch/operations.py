@@ -42,7 +42,7 @@ class Operation:
 
 
 class Operations(TorchDispatchMode):
-    """Notes, in order, the operations whose inputs are finite and whose output is not."""
+    """Notes, in order, the operations that made infinity out of finite numbers, or NaN out of what was none."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
@@ -52,12 +52,9 @@ class Operations(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name, given = func._schema.name.partition("::")[2], (args, kwargs or {})
-        was_bad = func._schema.is_mutable and any(map(_bad, tensors_in(given)))  # in place, what went in is lost
+        before = _worst(given)  # before the call: what is written in place is lost after it
         output = func(*args, **(kwargs or {}))
-        if "empty" in name or was_bad:  # memory that nobody has written yet is no result
-            return output
-        given_bad = not func._schema.is_mutable and any(map(_bad, tensors_in(given)))
-        if not given_bad and not _has_bad_number(given) and any(map(_bad, tensors_in(output))):
+        if "empty" not in name and _worst(output) > before:  # memory that nobody has written yet is no result
             self.found.append(self._operation(name.strip("_")))
         return output
 
@@ -86,24 +83,25 @@ def own(output: Any, module: str) -> None:
     waiting = [tensor.grad_fn for tensor in tensors_in(output)]
     while waiting:
         node = waiting.pop()
-        if node is None or node.name() == "torch::autograd::AccumulateGrad":  # that of a weight outlives the graph
-            continue
-        if OWNER not in node.metadata:
+        if node is not None and OWNER not in node.metadata:
             node.metadata[OWNER] = module
             waiting += [before for before, _ in node.next_functions]
 
 
-def _bad(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and not bool(torch.isfinite(tensor.detach()).all())
+def _worst(value: Any) -> int:
+    """0: all finite, 1: something is infinite, 2: something is NaN; in tensors and in plain numbers.
 
-
-def _has_bad_number(value: Any) -> bool:
-    """A constant such as -inf is meant, where a mask is filled with it."""
+    A mask is filled with -inf on purpose, so infinity that went in is no fault of an operation; NaN made of it is.
+    """
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() or value.numel() == 0 or bool(torch.isfinite(value.detach()).all()):
+            return 0
+        return 2 if bool(torch.isnan(value.detach()).any()) else 1
     if isinstance(value, float):
-        return not math.isfinite(value)
+        return 2 if math.isnan(value) else int(math.isinf(value))
     if isinstance(value, dict):
-        return any(map(_has_bad_number, value.values()))
-    return isinstance(value, (tuple, list)) and any(map(_has_bad_number, value))
+        value = tuple(value.values())
+    return max(map(_worst, value), default=0) if isinstance(value, (tuple, list)) else 0
 
 
 def _calling_line() -> str:
