@@ -13,7 +13,9 @@ import pytest
 import torch
 
 import tinytrain.checkpoint
-from tinytrain.checkpoint import Checkpointer, CheckpointError, check_plain, copy_to_host
+from tinytrain.checkpoint import Checkpointer, CheckpointError, check_plain
+from tinytrain.device import copy_to_host
+from tinytrain.durable import checksum_of
 
 
 def state_of(step):
@@ -283,7 +285,7 @@ def test_code_in_a_file_with_a_valid_checksum_is_refused_and_does_not_run(tmp_pa
     store.save({"model": Hostile()}, step=2)
     newest = store.latest()
     assert newest.step == 2
-    assert tinytrain.checkpoint._checksum_of(newest.folder / "state.pt", newest.manifest) == newest.manifest["checksum"]
+    assert checksum_of(newest.folder / "state.pt", newest.manifest) == newest.manifest["checksum"]
     with pytest.warns(UserWarning, match=r"step_00000002.state\.pt cannot be read: it holds more than tensors and pl"):
         assert store.load()[0].step == 1
     assert not trace.exists()
@@ -349,9 +351,9 @@ class FullDisk:
 
 
 def full_disk(monkeypatch, room):
-    make = tinytrain.checkpoint._Hashing.__init__
+    make = tinytrain.durable._Hashing.__init__
     monkeypatch.setattr(
-        tinytrain.checkpoint._Hashing,
+        tinytrain.durable._Hashing,
         "__init__",
         lambda self, file, digest: make(self, FullDisk(file, room), digest),
     )

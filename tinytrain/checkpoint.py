@@ -9,7 +9,6 @@ The weights of a model that is shared out over processes lie beside it in ``shar
 of, and which any number of processes can read.
 """
 
-import hashlib
 import json
 import os
 import platform
@@ -18,15 +17,18 @@ import shutil
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tinytrain.device import copy_to_host
+from tinytrain.durable import checksum_of, hash_of, sync_folder, write_synced
 
 PREFIX, BEST, TEMPORARY, REPLACED = "step_", "best_", "unfinished_", "replaced_"
 STATE, MANIFEST, SHARDS = "state.pt", "manifest.json", "shards"
@@ -79,7 +81,7 @@ class Checkpoint:
     def _read_state(self) -> dict[str, Any]:
         path = self.folder / STATE
         try:
-            if (found := _checksum_of(path, self.manifest)) != self.manifest["checksum"]:
+            if (found := checksum_of(path, self.manifest)) != self.manifest["checksum"]:
                 raise CheckpointError(f"{path} is damaged: its checksum is {found}, not {self.manifest['checksum']}")
             return torch.load(path, map_location="cpu", weights_only=True)
         except CheckpointError:
@@ -248,10 +250,10 @@ class Checkpointer:
         on_first(lambda: self._tidy(target))
 
     def _finish(self, unfinished: Path, target: Path, state: dict[str, Any], manifest: dict[str, Any]) -> None:
-        checksum = _write_synced(unfinished / STATE, lambda file: torch.save(state, file), _hash_of(manifest))
+        checksum = write_synced(unfinished / STATE, lambda file: torch.save(state, file), hash_of(manifest))
         text = json.dumps(manifest | {"checksum": checksum}, indent=1)
-        _write_synced(unfinished / MANIFEST, lambda file: file.write(text.encode()))
-        _sync_folder(unfinished)
+        write_synced(unfinished / MANIFEST, lambda file: file.write(text.encode()))
+        sync_folder(unfinished)
         self._put_in_place(unfinished, target)
 
     def _unfinished_name(self, target: Path) -> Path:
@@ -278,7 +280,7 @@ class Checkpointer:
             shutil.rmtree(replaced, ignore_errors=True)
             target.rename(replaced)
         unfinished.rename(target)
-        _sync_folder(self.folder)
+        sync_folder(self.folder)
 
     def _tidy(self, newest: Path) -> None:
         """Remove what is no longer kept, what was replaced, and what a crash left unfinished.
@@ -359,85 +361,3 @@ def _remove(folder: Path) -> None:
     with suppress(OSError):  # what cannot be removed now is found again by the next save
         folder.rename(away)
     shutil.rmtree(away, ignore_errors=True)
-
-
-def copy_to_host(state: Any, reuse: dict[tuple[Any, ...], Tensor] | None = None) -> Any:
-    """The same nested state with its tensors copied to CPU memory; a tensor that stands in two places is copied once.
-
-    ``reuse`` keeps the copies from call to call and writes over them: fresh memory costs more than the copying.
-    """
-    kept = {} if reuse is None else reuse
-    fresh: dict[tuple[Any, ...], Tensor] = {}
-    copied = _copy(state, kept, fresh)
-    kept.clear()
-    kept.update(fresh)
-    return copied
-
-
-def _copy(value: Any, kept: dict[tuple[Any, ...], Tensor], fresh: dict[tuple[Any, ...], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        key = (value.device, value.data_ptr(), tuple(value.shape), tuple(value.stride()), value.dtype)
-        if value.numel() == 0:
-            return value.detach().clone()
-        if key not in fresh:
-            old = kept.get(key)
-            fresh[key] = value.detach().to("cpu", copy=True) if old is None else old.copy_(value.detach())
-        return fresh[key]
-    if isinstance(value, dict):
-        return {name: _copy(part, kept, fresh) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_copy(part, kept, fresh) for part in value)
-    return value
-
-
-class _Hashing:
-    """A file that hashes what passes through it, so that nothing is read back to be hashed."""
-
-    def __init__(self, file: BinaryIO, digest: "hashlib.blake2b") -> None:
-        self._file, self.hash, self.failure = file, digest, None
-
-    def write(self, data: bytes) -> int:
-        try:
-            self.hash.update(data)
-            return self._file.write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _write_synced(path: Path, write: Callable[[Any], object], digest: "hashlib.blake2b | None" = None) -> str:
-    """Write a file, force it to disk, and return the checksum of what ``digest`` holds and of what was written."""
-    with path.open("wb") as file:
-        hashing = _Hashing(file, digest or _hash_of({}))
-        try:
-            write(hashing)
-        except RuntimeError as error:  # torch puts one of its own in place of "No space left on device"
-            raise hashing.failure or error from error
-        file.flush()
-        os.fsync(file.fileno())
-    return hashing.hash.hexdigest()
-
-
-def _hash_of(manifest: dict[str, Any]) -> "hashlib.blake2b":
-    """A hash that has taken in the manifest: a flipped bit there is found as well as one in the state."""
-    facts = {name: value for name, value in manifest.items() if name != "checksum"}
-    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
-
-
-def _checksum_of(path: Path, manifest: dict[str, Any]) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: _hash_of(manifest)).hexdigest()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Force a rename to disk; Windows has no such call and needs none."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

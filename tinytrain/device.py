@@ -1,6 +1,7 @@
-"""Which device to train on, asked when a run starts and never at import."""
+"""Which device to train on, asked when a run starts and never at import; and the way there and back."""
 
 import os
+from typing import Any
 
 import psutil
 import torch
@@ -42,3 +43,32 @@ def memory_bytes(device: torch.device) -> int:
         _THIS_PROCESS.clear()
         _THIS_PROCESS[pid] = psutil.Process(pid)
     return _THIS_PROCESS[pid].memory_info().rss
+
+
+def copy_to_host(state: Any, reuse: dict[tuple[Any, ...], Tensor] | None = None) -> Any:
+    """The same nested state with its tensors copied to CPU memory; a tensor that stands in two places is copied once.
+
+    ``reuse`` keeps the copies from call to call and writes over them: fresh memory costs more than the copying.
+    """
+    kept = {} if reuse is None else reuse
+    fresh: dict[tuple[Any, ...], Tensor] = {}
+    copied = _copy(state, kept, fresh)
+    kept.clear()
+    kept.update(fresh)
+    return copied
+
+
+def _copy(value: Any, kept: dict[tuple[Any, ...], Tensor], fresh: dict[tuple[Any, ...], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        key = (value.device, value.data_ptr(), tuple(value.shape), tuple(value.stride()), value.dtype)
+        if value.numel() == 0:
+            return value.detach().clone()
+        if key not in fresh:
+            old = kept.get(key)
+            fresh[key] = value.detach().to("cpu", copy=True) if old is None else old.copy_(value.detach())
+        return fresh[key]
+    if isinstance(value, dict):
+        return {name: _copy(part, kept, fresh) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copy(part, kept, fresh) for part in value)
+    return value

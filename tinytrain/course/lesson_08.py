@@ -25,9 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tinytrain.checkpoint import MANIFEST, STATE, TEMPORARY, Checkpointer, CheckpointError, _checksum_of
+from tinytrain.checkpoint import MANIFEST, STATE, TEMPORARY, Checkpointer, CheckpointError
 from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows, row_order
+from tinytrain.durable import checksum_of
 from tinytrain.model import GPT, ModelConfig
 from tinytrain.optimizer import build_adamw
 from tinytrain.resume import state_of
@@ -377,7 +378,7 @@ def tamper(folder: Path, state: object) -> None:
     """Put ``state`` into the checkpoint in ``folder``, with the right checksum: whoever can write can also compute."""
     torch.save(state, folder / STATE)
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    manifest["checksum"] = _checksum_of(folder / STATE, manifest)
+    manifest["checksum"] = checksum_of(folder / STATE, manifest)
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
 

@@ -1,0 +1,62 @@
+"""Files that outlive a power cut once their writing has returned, and whose damage is found when they are read."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class _Hashing:
+    """A file that hashes what passes through it, so that nothing is read back to be hashed."""
+
+    def __init__(self, file: BinaryIO, digest: "hashlib.blake2b") -> None:
+        self._file, self.hash, self.failure = file, digest, None
+
+    def write(self, data: bytes) -> int:
+        try:
+            self.hash.update(data)
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def write_synced(path: Path, write: Callable[[Any], object], digest: "hashlib.blake2b | None" = None) -> str:
+    """Write a file, force it to disk, and return the checksum of what ``digest`` holds and of what was written."""
+    with path.open("wb") as file:
+        hashing = _Hashing(file, digest or hash_of({}))
+        try:
+            write(hashing)
+        except RuntimeError as error:  # torch puts one of its own in place of "No space left on device"
+            raise hashing.failure or error from error
+        file.flush()
+        os.fsync(file.fileno())
+    return hashing.hash.hexdigest()
+
+
+def hash_of(manifest: dict[str, Any]) -> "hashlib.blake2b":
+    """A hash that has taken in the manifest: a flipped bit there is found as well as one in the state."""
+    facts = {name: value for name, value in manifest.items() if name != "checksum"}
+    return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
+
+
+def checksum_of(path: Path, manifest: dict[str, Any]) -> str:
+    """The checksum over a manifest and a file, as ``write_synced`` with ``hash_of(manifest)`` returned it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hash_of(manifest)).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a rename to disk; Windows has no such call and needs none."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
