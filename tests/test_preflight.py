@@ -9,7 +9,7 @@ from torch import nn
 
 from tinytrain.course.handwritten import MendedLM, NextTokenLM, SmallLM
 from tinytrain.model import GPT, PRESETS
-from tinytrain.watch.preflight import future_leak, influence, preflight
+from tinytrain.watch.preflight import Line, Report, future_leak, influence, preflight
 
 V, T = 97, 16
 FOUR_WAYS = [
@@ -25,7 +25,8 @@ def small(kind):
 @pytest.fixture
 def batch():
     generator = torch.Generator().manual_seed(1)
-    return {name: torch.randint(0, V, (8, T), generator=generator) for name in ("input_ids", "labels")}
+    ids = torch.randint(0, V, (8, T + 1), generator=generator)
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
 
 
 def verdicts(report):
@@ -71,7 +72,8 @@ class MeanOverTime(Plain):
 def test_a_model_without_a_padding_mask_is_told_what_was_not_tested(batch):
     torch.manual_seed(0)
     report = preflight(Plain(), batch)
-    assert report.passed and verdicts(report) == [True, None, True, None]
+    assert verdicts(report) == [True, None, True, None]
+    assert report.failed == ("order matters",), "a sum of what was seen knows no order"
     assert "takes no attention_mask" in str(report)
 
 
@@ -174,14 +176,22 @@ def test_a_loss_that_starts_too_low_is_caught(batch):
     assert preflight(Knowing(), batch)["initial loss"].passed is False
 
 
-def test_a_model_that_cannot_be_called_gets_lines_that_say_so(batch):
+def test_a_model_that_cannot_be_called_gets_one_line_with_its_own_error(batch):
     class Broken(Plain):
         def forward(self, input_ids):
             raise RuntimeError("no such device")
 
     report = preflight(Broken(), batch)
-    assert [line.passed for line in report.lines] == [None] * 5
-    assert "not tested: RuntimeError: no such device" in str(report)
+    assert [(line.name, line.passed) for line in report.lines] == [("shapes and dtypes", False)]
+    assert "RuntimeError: no such device" in str(report)
+
+
+def test_a_notebook_gets_a_table_with_words_beside_the_colours_and_nothing_unescaped():
+    report = Report((Line("a", True, "1 < 2"), Line("b", False, "2", "mend <it>"), Line("c", None, "why")))
+    html = report._repr_html_()
+    assert all(f">{word}</b>" in html for word in ("pass", "FAIL", "----"))
+    assert "1 &lt; 2" in html and "mend &lt;it&gt;" in html and html.count("<tr>") == 4
+    assert report.failed == ("b",) and str(report).splitlines()[1:3] == ["FAIL  b: 2", "      mend <it>"]
 
 
 def test_a_buffer_that_the_model_replaces_is_put_back(batch):
@@ -274,7 +284,7 @@ def test_what_cannot_be_measured_is_refused(batch):
         future_leak(model, batch["input_ids"], mode="both")
     with pytest.raises(ValueError, match="measured on one row"):
         influence(model, batch["input_ids"])
-    with pytest.raises(KeyError, match="'nothing' is not a line of this report: initial loss"):
+    with pytest.raises(KeyError, match="'nothing' is not a line of this report: shapes and dtypes, weights"):
         preflight(model, batch)["nothing"]
 
 

@@ -2,6 +2,7 @@
 
 ``python -m tinytrain train --preset nano --steps 200 --out runs/first``
 ``python -m tinytrain resume runs/first``
+``python -m tinytrain preflight my_model.py:build``
 ``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
 """
 
@@ -29,8 +30,11 @@ from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
 from tinytrain.runlog import RunLog
+from tinytrain.seeds import generator_for
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import FitReport, TrainConfig, Trainer, TrainingFailedError
+from tinytrain.watch import preflight as watch
+from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
 
 OPTIONS = "run.json"
 """file in a run's folder that holds the options it was started with"""
@@ -94,6 +98,20 @@ class Resume:
     """processes on this machine; their number need not be that of before"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preflight:
+    """Test a fresh model, yours or a preset, before its first update; exit status 1 if a line fails."""
+
+    target: tyro.conf.Positional[str | None] = None
+    """module:factory or path/to/file.py:factory; it returns a model, (model, batch) or (model, batch, optimizer)"""
+    preset: str = "nano"
+    """the model if there is no target: nano, tiny, 27m, 120m, 350m or 7b"""
+    corpus: str = "shakespeare"
+    """text for the batch, if the factory returns none and the model has 256 tokens, one for each byte"""
+    seed: int = 0
+    """of a preset's weights, of a factory's, and of random ids"""
+
+
 def train(options: Train) -> FitReport:
     """Train as ``options`` say; returns how the run ended."""
     return _in_processes(options.processes, _train, options)
@@ -102,6 +120,37 @@ def train(options: Train) -> FitReport:
 def resume(folder: Path, override: Collection[str] = (), *, processes: int = 1) -> FitReport:
     """Go on with the run in ``folder``; returns how it ended."""
     return _in_processes(processes, _resume, folder, tuple(override))
+
+
+def preflight(options: Preflight) -> bool:
+    """Print the report on the model that ``options`` name; True if no line failed."""
+    if options.target is None and options.preset not in PRESETS:
+        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
+    torch.manual_seed(options.seed)
+    model, batch, optimizer = (
+        (GPT(PRESETS[options.preset]).to(best_device()), None, None)
+        if options.target is None
+        else load_target(options.target)
+    )
+    own = {} if batch is not None else {"labels shifted once": "this batch was made here, and not by your data"}
+    if batch is None:
+        batch, source = _batch_for(model, options)
+        print(source)
+    report = watch.preflight(model, batch, optimizer=optimizer)
+    lines = [watch.Line(x.name, None, f"not tested: {own[x.name]}") if x.name in own else x for x in report.lines]
+    print(report := watch.Report(tuple(lines)))
+    print("No line failed." if report.passed else f"{len(report.failed)} failed. Mend the first: {report.failed[0]}")
+    return report.passed
+
+
+def _batch_for(model: torch.nn.Module, options: Preflight) -> tuple[dict[str, torch.Tensor], str]:
+    V, T = vocabulary_of(model), row_length_of(model)
+    if ByteTokenizer().vocab_size == V:
+        corpus = load_corpus(options.corpus)
+        rows = TokenRows(ByteTokenizer().encode(corpus.text), T, V, corpus.name)
+        return rows.stack(list(range(16))), f"The batch: bytes of {corpus.name}"
+    ids = torch.randint(0, V, (16, T + 1), generator=generator_for("preflight", seed=options.seed))
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}, f"The batch: random ids from 0..{V - 1}, no text"
 
 
 def _train(_rank: int, options: Train) -> FitReport:
@@ -267,11 +316,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sample may hold characters that a terminal has not
     options = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train, "resume": Resume},
+        {"train": Train, "resume": Resume, "preflight": Preflight},
         prog="python -m tinytrain",
         description="Train small language models from the command line.",
         args=arguments,
     )
+    if isinstance(options, Preflight):
+        return _preflight_status(options)
     folder = options.out if isinstance(options, Train) else options.folder
     try:
         report = (
@@ -291,6 +342,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
         _print_end(report, folder)
     return 130 if report.stopped_by == "interrupt" else 0
+
+
+def _preflight_status(options: Preflight) -> int:
+    try:
+        return 0 if preflight(options) else 1
+    except (ValueError, OSError) as error:
+        print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("tinytrain: interrupted", file=sys.stderr)
+        return 130
+    return 1
 
 
 def _print_end(report: FitReport, folder: Path) -> None:

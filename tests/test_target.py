@@ -1,0 +1,105 @@
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from tinytrain.commands import main
+from tinytrain.model import GPT, PRESETS
+from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
+
+FILE = """
+import torch
+from dataclasses import dataclass
+from helper import V
+from tinytrain import GPT, ModelConfig, build_adamw
+
+CONFIG = ModelConfig(vocab_size=V, d_model=32, n_layers=1, n_heads=2, max_positions=16)
+
+def model():
+    return GPT(CONFIG)
+
+def unshifted():
+    ids = torch.arange(16)[None]
+    return GPT(CONFIG), {"input_ids": ids, "labels": ids}
+
+def with_optimizer():
+    model, batch = unshifted()
+    return model, batch | {"labels": batch["labels"] + 1}, build_adamw(model, lr=1e-3)
+
+def wrong():
+    return "a model"
+
+def raises():
+    return 1 / 0
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    (tmp_path / "helper.py").write_text("V = 40")
+    (tmp_path / "mine.py").write_text(FILE)
+    (tmp_path / "broken.py").write_text("import torch\n\nx = undefined_name\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "mine.py"
+
+
+@pytest.mark.parametrize("place", ["mine", "mine.py", "./mine.py"])
+def test_a_factory_is_found_as_a_module_and_as_a_file(mine, place):
+    model, batch, optimizer = load_target(f"{place}:with_optimizer")
+    assert isinstance(model, GPT) and batch["labels"].shape == (1, 16) and optimizer is not None
+    assert load_target(f"{place}:model")[1:] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("mine.py", "'mine.py' names no factory"),
+        ("absent.py:model", "absent.py: no such file"),
+        ("absent:model", "importing absent raises ModuleNotFoundError: No module named 'absent'"),
+        (
+            "broken.py:model",
+            "importing broken.py raises NameError: name 'undefined_name' is not defined (broken.py",
+        ),
+        ("mine.py:nothing", "mine.py has no function nothing; it has "),
+        ("mine.py:wrong", "returned (str); model, (model, batch) or"),
+        ("mine.py:raises", "mine.py:raises() raises ZeroDivisionError: division by zero (mine.py, line"),
+        ("--preset=giant", "preset 'giant' is not one of nano"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_line(mine, capsys, target, words):
+    assert main(["preflight", target]) == 1
+    error = capsys.readouterr().err
+    assert words in error and error.startswith("tinytrain: ") and error.count("\n") == 1
+
+
+def test_the_exit_status_says_whether_a_line_failed(mine, capsys):
+    assert main(["preflight", "mine.py:unshifted"]) == 1
+    assert "FAIL  labels shifted once" in capsys.readouterr().out
+    assert main(["preflight", "mine:with_optimizer"]) == 0
+    out = capsys.readouterr().out
+    assert "pass  decay groups" in out and out.endswith("No line failed.\n")
+
+
+def test_without_a_batch_one_is_made_and_the_labels_are_not_said_to_be_tested(mine, capsys):
+    assert main(["preflight", "mine.py:model"]) == 0
+    out = capsys.readouterr().out
+    assert "random ids from 0..39" in out and "----  labels shifted once: not tested: this batch was made here" in out
+    assert main(["preflight", "--preset", "nano", "--corpus", "python"]) == 0
+    assert "The batch: bytes of python" in capsys.readouterr().out
+
+
+def test_the_command_works_from_a_shell(mine):
+    done = subprocess.run(
+        [sys.executable, "-m", "tinytrain", "preflight", "mine.py:unshifted"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "failed. Mend the first: labels shifted once" in done.stdout, done.stderr
+
+
+def test_the_vocabulary_and_the_row_length_show_in_the_model():
+    assert (vocabulary_of(GPT(PRESETS["27m"])), row_length_of(GPT(PRESETS["nano"]), 100)) == (32_000, 64)
+    assert vocabulary_of(nn.Sequential(nn.Embedding(40, 8), nn.Embedding(16, 8), nn.Linear(8, 40))) == 40
+    with pytest.raises(ValueError, match="let the factory return"):
+        vocabulary_of(nn.Linear(2, 2))

@@ -1,0 +1,153 @@
+"""What goes in and what comes out: shapes, types, labels, and the loss of a model that should know nothing."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from tinytrain.loss import IGNORE_INDEX, cross_entropy
+from tinytrain.watch.preflight.report import Line
+from tinytrain.watch.preflight.subject import MODES, NOT_FINITE, NotTestedError, Subject, as_before, first_line
+
+INITIAL_LOSS_BAND = 0.2  # nats; a head with logits of standard deviation s starts about s²/2 above ln V
+SHIFTS = {0: "the token itself: not shifted", 2: "the token after the next: shifted twice", -1: "the token before"}
+
+
+def batch_fault(batch: dict) -> str | None:
+    """What is wrong with a batch before any model sees it."""
+    for name in ("input_ids", "labels"):
+        tensor = batch.get(name)
+        if not isinstance(tensor, Tensor):
+            return f"the batch has no tensor {name}; it holds {', '.join(batch) or 'nothing'}"
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+            return f"{name} are {tensor.dtype}; token ids are whole numbers (torch.long)"
+    ids, labels = batch["input_ids"], batch["labels"]
+    if ids.dim() != 2 or ids.numel() == 0:
+        return f"input_ids have shape {list(ids.shape)}; [B,T] is wanted, with at least one token"
+    if labels.shape != ids.shape:
+        return f"labels {list(labels.shape)} do not have the shape of input_ids {list(ids.shape)}"
+    if int(ids.min()) < 0:
+        return f"input_ids hold {int(ids.min())}; token ids start at 0, and {IGNORE_INDEX} marks labels only"
+    return None
+
+
+def shapes_line(subject: Subject) -> Line:
+    """Call the model once, and look at what it returns. Keeps the logits for the lines after it."""
+    name, model, ids, labels = "shapes and dtypes", subject.model, subject.batch["input_ids"], subject.batch["labels"]
+    span = f"ids run from {int(ids.min())} to {int(ids.max())}"
+    try:
+        with as_before(model, "eval"):
+            logits = subject.call(subject.batch).detach()
+    except Exception as error:
+        hint = f"; {span}, and tables have {_tables(model)} rows" if isinstance(error, IndexError) else ""
+        advice = "The model cannot be called on this batch. Nothing else was tested."
+        return Line(name, False, f"the call raises {first_line(error)}{hint}", advice, fatal=True)
+    B, T = ids.shape
+    said = f"ids {[B, T]}, {span}; logits {list(logits.shape)} {str(logits.dtype).removeprefix('torch.')}"
+    if logits.dim() != 3 or tuple(logits.shape[:2]) != (B, T) or logits.shape[2] < 2:
+        cure = f"Logits are wanted as [B,T,V] = [{B}, {T}, V]: is an axis transposed, flattened or left out?"
+        return Line(name, False, said, cure, fatal=True)
+    if not logits.is_floating_point():
+        return Line(name, False, said, "Logits are scores, in floating point: is there an argmax?", fatal=True)
+    V = logits.shape[2]
+    targets = labels[labels != IGNORE_INDEX]
+    if int(ids.max()) >= V or (len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < V):
+        worst = targets.max() if len(targets) else ids.max()
+        cure = f"The model knows 0..{V - 1}: does the tokenizer belong to it, and do ignored labels carry -100?"
+        return Line(name, False, f"{said}; labels reach {int(worst)}", cure, fatal=True)
+    subject.logits = logits.float()
+    narrow = {n: p.dtype for n, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32}
+    if narrow:
+        first, kind = next(iter(narrow.items()))
+        cure = "Keep weights in float32 and let autocast narrow the forward pass: small updates are lost in 16 bits."
+        return Line(name, False, f"{said}; {len(narrow)} weights are not float32, such as {first} ({kind})", cure)
+    return Line(name, True, f"{said}; weights float32")
+
+
+def _tables(model: nn.Module) -> str:
+    return ", ".join(str(m.num_embeddings) for m in model.modules() if isinstance(m, nn.Embedding)) or "no"
+
+
+def finite_line(subject: Subject) -> Line:
+    """Every weight and every buffer that the model came with."""
+    name, tensors = "weights are finite", dict(subject.model.named_parameters())
+    bad = {n: int((~p.isfinite()).sum()) for n, p in tensors.items() if not p.isfinite().all()}
+    if bad:
+        first, count = next(iter(bad.items()))
+        said = f"{count} of {tensors[first].numel()} entries of {first} are NaN or infinite; {len(bad)} such weights"
+        return Line(name, False, said, "Look at its initialisation, or at the file it was loaded from.", fatal=True)
+    return Line(name, True, f"{len(tensors)} tensors, {sum(p.numel() for p in tensors.values()):,} numbers")
+
+
+def raw_line(subject: Subject) -> Line:
+    """Scores, and not what softmax or log_softmax made of them: cross-entropy does that itself."""
+    name, logits = "logits are raw", subject.logits
+    if not logits.isfinite().all():
+        raise NotTestedError("the logits are not finite")
+    sums, normaliser = logits.sum(-1), logits.logsumexp(-1).abs().max().item()
+    if logits.min() >= 0 and (sums - 1).abs().max() < 1e-3:
+        cure = "Return what comes before softmax: cross-entropy applies it, and twice flattens every gradient."
+        return Line(name, False, "each position's logits are at least 0 and add up to 1: probabilities", cure)
+    if normaliser < 1e-3:
+        cure = "Return what comes before log_softmax: cross-entropy applies it, and sampling wants scores."
+        return Line(name, False, "each position's exp(logits) add up to 1: log-probabilities", cure)
+    return Line(name, True, f"exp(logits) add up to e^{normaliser:.3g} at most, where log-probabilities have 1")
+
+
+def labels_line(subject: Subject) -> Line:
+    """``labels[b,t] == input_ids[b,t+1]`` wherever both are real tokens of one document."""
+    name, batch = "labels shifted once", subject.batch
+    ids, labels = batch["input_ids"], batch["labels"]
+    real = batch["attention_mask"] != 0 if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
+    if at_padding := int(((labels != IGNORE_INDEX) & ~real).sum()):
+        cure = f"Padding is nothing to predict: set its labels to {IGNORE_INDEX}, by length and not by value."
+        return Line(name, False, f"{at_padding} targets stand at padding", cure)
+    hits = {shift: _agreement(ids, labels, real, batch.get("doc_ids"), shift) for shift in (1, *SHIFTS)}
+    right, compared = hits[1]
+    if compared == 0:
+        return Line(name, None, "not tested: no target of this batch has its token in the same row")
+    perfect = [shift for shift in SHIFTS if 0 < hits[shift][1] == hits[shift][0]]
+    said = f"{right} of {compared} labels are the next token"
+    if right == compared:
+        if perfect:
+            return Line(name, None, f"not tested: {said}, and also {SHIFTS[perfect[0]]}: these rows repeat themselves")
+        return Line(name, True, said)
+    cure = "labels[b,t] must be input_ids[b,t+1]: shift once, in the data. Neither loss nor model shifts again"
+    if perfect:
+        return Line(name, False, f"{said}; all are {SHIFTS[perfect[0]]}", f"{cure}.")
+    return Line(name, False, said, f"{cure}. Were rows and labels shuffled apart, or is this noise on purpose?")
+
+
+def _agreement(ids: Tensor, labels: Tensor, real: Tensor, doc_ids: Tensor | None, shift: int) -> tuple[int, int]:
+    """(labels equal to the token ``shift`` places on, labels compared)."""
+    T = ids.shape[1]
+    here, there = slice(max(0, -shift), T - max(0, shift)), slice(max(0, shift), T - max(0, -shift))
+    both = (labels[:, here] != IGNORE_INDEX) & real[:, here] & real[:, there]
+    if doc_ids is not None:
+        both &= doc_ids[:, here] == doc_ids[:, there]
+    return int((both & (labels[:, here] == ids[:, there])).sum()), int(both.sum())
+
+
+def loss_line(subject: Subject) -> Line:
+    """The loss of knowing nothing is ln V; in eval mode, and in train mode where that differs."""
+    name, labels = "initial loss", subject.batch["labels"]
+    targets = int((labels != IGNORE_INDEX).sum())
+    if targets == 0:
+        return Line(name, None, "not tested: no position of this batch is a target")
+    losses = {}
+    for mode in MODES:
+        with as_before(subject.model, mode):
+            losses[mode] = cross_entropy(subject.call(subject.batch).detach().float(), labels).item()
+    uniform = math.log(subject.vocab_size)
+    measured = f"{losses['eval']:.3f} nats on {targets} tokens, ln V = {uniform:.3f}"
+    if f"{losses['train']:.3f}" != f"{losses['eval']:.3f}":
+        measured += f"; {losses['train']:.3f} in train mode"
+    if not all(map(math.isfinite, losses.values())):
+        return Line(name, False, measured, NOT_FINITE)
+    return Line(
+        name,
+        all(abs(loss - uniform) <= INITIAL_LOSS_BAND for loss in losses.values()),
+        measured,
+        "A fresh model should know nothing. Above ln V: look at the initial scale of embeddings and head. "
+        "Below: look at the mask and at the labels.",
+    )
