@@ -1,11 +1,16 @@
 """Which device to train on, asked when a run starts and never at import; and the way there and back."""
 
 import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 from torch import Tensor, nn
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""files in which Linux says how much memory a container may use, in bytes; "max" for all"""
 
 _THIS_PROCESS: dict[int, psutil.Process] = {}
 
@@ -43,6 +48,29 @@ def memory_bytes(device: torch.device) -> int:
         _THIS_PROCESS.clear()
         _THIS_PROCESS[pid] = psutil.Process(pid)
     return _THIS_PROCESS[pid].memory_info().rss
+
+
+@cache
+def memory_limit(device: torch.device) -> int:
+    """Bytes that a device has in all; of a CPU, the machine's memory, or what its container may use of it.
+
+    It is read once: it does not change, and a step should not ask the system for it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    return min([psutil.virtual_memory().total, *_container_limits()])
+
+
+def _container_limits() -> list[int]:
+    texts = []
+    for file in CGROUP_LIMITS:
+        try:
+            texts.append(file.read_text().strip())
+        except OSError:
+            continue  # no Linux, or no such container
+    return [int(text) for text in texts if text.isdigit() and int(text) > 0]
 
 
 def copy_to_host(state: Any, reuse: dict[tuple[Any, ...], Tensor] | None = None) -> Any:

@@ -19,7 +19,7 @@ from torch import nn
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
 from tinytrain.data import share_of, without_targets
-from tinytrain.device import device_of, memory_bytes
+from tinytrain.device import device_of, memory_bytes, memory_limit
 from tinytrain.distributed.group import gathered, on_first, rank, total, world_size
 from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, same_buffers, sharers
 from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
@@ -306,17 +306,22 @@ class Trainer:
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
 
     def _record(self, report: StepReport, micro_batches: Sequence[Batch]) -> dict[str, Any]:
+        padded, positions = self._sums(count_padding(micro_batches))
+        device = device_of(self.model)
         return {
             "batch": self.batch,
             "step": self.step,
             **({"epoch": self.data.place(self.batch - 1)[0]} if hasattr(self.data, "place") else {}),
             "loss": report.loss,
             "grad_norm": report.grad_norm,
+            "clip_factor": clip_factor(report.grad_norm, self.config.max_grad_norm),
             "lr": report.lr,
             "tokens": report.tokens,
+            "positions": int(positions),
             "tokens_seen": self.tokens_seen,
-            "padding": self._padding_share(micro_batches),
-            "memory_bytes": memory_bytes(device_of(self.model)),
+            "padding": padded / positions if positions else 0.0,
+            "memory_bytes": memory_bytes(device),
+            "memory_limit_bytes": memory_limit(device),
             "skipped": report.skipped,
             **({"reason": report.reason} if report.skipped else {}),
             "skipped_steps": self.skipped_steps,
@@ -381,9 +386,10 @@ class Trainer:
                 f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
 
-    def _padding_share(self, micro_batches: Sequence[Batch]) -> float:
-        padded, positions = self._sums(count_padding(micro_batches))
-        return padded / positions if positions else 0.0
+
+def clip_factor(grad_norm: float, max_grad_norm: float) -> float:
+    """What ``clip_grad_norm_`` multiplied the gradient by: 1 if it was short enough, NaN if its norm is not finite."""
+    return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if math.isfinite(grad_norm) else math.nan
 
 
 def count_padding(micro_batches: Sequence[Batch]) -> tuple[int, int]:

@@ -23,15 +23,18 @@ def frame(ax: Axes, title: str, x: str, y: str) -> None:
             axis.set_minor_locator(NullLocator())
 
 
-def label_ends(ax: Axes, labels: Sequence[EndLabel]) -> None:
-    """Write each label beside the right edge at its height, pushed apart where they would overlap."""
+def label_ends(ax: Axes, labels: Sequence[EndLabel], gap: float = 0.06) -> None:
+    """Write each label beside the right edge at its height, pushed apart where they would overlap.
+
+    ``gap`` is the least distance of two labels, as a share of the height of the axes.
+    """
     if not labels:
         return
     scale = ax.yaxis.get_transform()  # so that labels keep apart on a logarithmic axis as well
     low, high = scale.transform(np.array(ax.get_ylim(), dtype=float))
     labels = sorted(labels, key=lambda label: label[0])
     heights = scale.transform(np.array([value for value, _, _ in labels], dtype=float))
-    apart = spread_out(np.clip(heights, low, high).tolist(), gap=0.06 * (high - low), top=float(high))
+    apart = spread_out(np.clip(heights, low, high).tolist(), gap=gap * (high - low), top=float(high))
     for height, (_, label, colour) in zip(scale.inverted().transform(np.array(apart)), labels, strict=True):
         ax.annotate(
             label,

@@ -2,15 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from tinytrain.runlog import Run
+from tinytrain.watch.compare import plot_run, plot_runs
 from tinytrain.watch.labels import EndLabel, frame, label_ends
 from tinytrain.watch.svg import INKS
+
+__all__ = ["plot_bars", "plot_curves", "plot_matrix", "plot_paths", "plot_run", "plot_runs", "plot_seeds"]
 
 Points = tuple[Sequence[float], Sequence[float]]
 STYLES = ("-", "-", "--", ":")  # with the colours and the labels at the ends, lines differ in grey as well
@@ -196,14 +196,3 @@ def _cell_borders(ax: Axes, shape: tuple[int, ...]) -> None:
     ax.set_yticks(np.arange(shape[0] + 1) - 0.5, minor=True)
     ax.grid(which="minor", color="white", linewidth=0.8)
     ax.tick_params(which="minor", length=0)
-
-
-def plot_run(run: Run, names: Sequence[str] = ("loss", "grad_norm", "lr")) -> Figure:
-    """One panel for each name in a run's log, over its updates; ``"loss"`` also shows the evaluations."""
-    figure, axes = plt.subplots(1, len(names), figsize=(4.6 * len(names), 3.0), squeeze=False, layout="constrained")
-    for ax, name in zip(axes[0], names, strict=True):
-        curves = {name: run.series(name)}
-        if name == "loss" and any(record.get("eval_loss") is not None for record in run):
-            curves["eval_loss"] = run.series("eval_loss")
-        plot_curves(ax, curves, title=name, x="step (completed updates)", y=name)
-    return figure

@@ -1,0 +1,362 @@
+"""Runs made sick on purpose, and healthy ones to compare with: small models, real training, a second or so each."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from tinytrain.course import sick_parts as parts
+from tinytrain.course.sick_parts import batches, held_out, rows, small, train
+from tinytrain.data import RowBatches, without_targets
+from tinytrain.distributed import launch
+from tinytrain.documents import DocumentBatches
+from tinytrain.loss import IGNORE_INDEX
+from tinytrain.model import GPT, PRESETS
+from tinytrain.runlog import Run, read_run
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A run made sick on purpose."""
+
+    done: str
+    """what was done to it"""
+    finding: str
+    """what the doctor must name first; empty where the log shows nothing"""
+    row: str
+    """the line of the two tables of symptoms that it stands for"""
+    train: Callable[[Path, int], None]
+    """trains it in a folder, with a seed"""
+
+
+def make(name: str, folder: str | Path, seed: int = 0) -> Run:
+    """Train the run called ``name``, of ``SICK`` or ``HEALTHY``, with its log in ``folder``; returns what the log says.
+
+    Raises ``KeyError`` for another name and ``FileExistsError`` for a folder that holds a log already.
+    """
+    recipe = SICK[name].train if name in SICK else HEALTHY[name]
+    recipe(Path(folder), seed)
+    return read_run(folder)
+
+
+# Learning rate.
+
+
+def _hot(folder: Path, seed: int) -> None:
+    train(folder, seed, max_lr=2.0, warmup_steps=0, config=parts.Constant)
+
+
+def _hot_in_warmup(folder: Path, seed: int) -> None:
+    train(folder, seed, max_lr=3.0, warmup_steps=150)
+
+
+def _cold(folder: Path, seed: int) -> None:
+    train(folder, seed, max_lr=3e-6)
+
+
+def _with(folder: Path, seed: int, **settings: Any) -> None:
+    train(folder, seed, **settings)
+
+
+# Gradients and numbers.
+
+
+def _bad_batch(folder: Path, seed: int) -> None:
+    noise = torch.Generator().manual_seed(seed)
+    random = [{k: torch.randint(0, 256, (16, parts.T), generator=noise) for k in ("input_ids", "labels")}]
+    data = parts.changed(batches(seed), lambda n, micro: random if n in (120, 121) else micro)
+    train(folder, seed, data=data, max_grad_norm=float("inf"))
+
+
+def _missing_row(folder: Path, seed: int) -> None:
+    train(folder, seed, model=lambda: parts.with_missing_row(seed, "X"), validation=None)
+
+
+def _missing_number(folder: Path, seed: int) -> None:
+    def with_features(n: int, micro: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        features = [torch.full(batch["input_ids"].shape, 0.5) for batch in micro]
+        if n in (90, 91, 150):
+            features[0][3, 7] = float("nan")
+        return [batch | {"features": values} for batch, values in zip(micro, features, strict=True)]
+
+    data = parts.changed(batches(seed), with_features)
+    train(folder, seed, model=partial(_built, parts.Features, seed), data=data, validation=None)
+
+
+def _half_norm(folder: Path, seed: int) -> None:
+    train(
+        folder, seed, model=lambda: parts.half_norms(seed, 100.0), precision="fp16", growth_interval=20, validation=None
+    )
+
+
+def _nothing_to_scale(folder: Path, seed: int) -> None:
+    train(
+        folder, seed, model=partial(_built, parts.Clamped, seed), precision="fp16", growth_interval=4, validation=None
+    )
+
+
+# Model and initial weights.
+
+
+def _wide_embedding(folder: Path, seed: int) -> None:
+    train(folder, seed, model=lambda: small(seed, init_std=1.0))
+
+
+def _mask(kind: type[parts.Looking], folder: Path, seed: int) -> None:
+    """Rows of 8 bytes, in which a small model soon finds the place that it should not see."""
+    short, others = parts.rows(30_000, row_length=8), parts.rows(256, held_out=True, row_length=8)
+    model = partial(_built, kind, seed, d_model=64, n_heads=4)
+    data = RowBatches(rows=short, batch_size=64, seed=seed)
+    train(folder, seed, model=model, data=data, validation=list(others.batches(256)), max_lr=1e-2, total_steps=300)
+
+
+def _built(kind: type[GPT], seed: int, **sizes: Any) -> GPT:
+    torch.manual_seed(seed)
+    return kind(replace(parts.SMALL, **sizes))
+
+
+def _deep(folder: Path, seed: int) -> None:
+    train(folder, seed, model=lambda: parts.without_residual_scaling(seed, 12, 0.02), total_steps=100)
+
+
+def _small_embeddings(folder: Path, seed: int) -> None:
+    train(folder, seed, model=partial(parts.with_small_embeddings, seed))
+
+
+def _much_decay(folder: Path, seed: int) -> None:
+    train(folder, seed, weight_decay=150.0, config=parts.Constant)
+
+
+def _decay_on_norms(folder: Path, seed: int) -> None:
+    def all_decay(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.1, betas=(0.9, 0.95))
+
+    train(folder, seed, optimizer=all_decay)
+
+
+def _wrong_dropout(folder: Path, seed: int) -> None:
+    model = partial(_built, parts.DropsWhereItShouldNot, seed, d_model=64, n_layers=2)
+    train(folder, seed, model=model, total_steps=300)
+
+
+# Data and labels.
+
+
+def _unshifted(folder: Path, seed: int) -> None:
+    same = [batch | {"labels": batch["input_ids"]} for batch in held_out()]
+    train(folder, seed, data=parts.with_labels(batches(seed), lambda batch: batch["input_ids"]), validation=same)
+
+
+def _nothing_to_predict(folder: Path, seed: int) -> None:
+    data = parts.changed(batches(seed), lambda n, micro: micro if n < 40 else [without_targets(b) for b in micro])
+    train(folder, seed, data=data)
+
+
+def _some_without_targets(folder: Path, seed: int) -> None:
+    lost = range(80, 92)
+    data = parts.changed(batches(seed), lambda n, micro: [without_targets(b) for b in micro] if n in lost else micro)
+    train(folder, seed, data=data)
+
+
+def _documents(seed: int, way: str) -> DocumentBatches:
+    texts = parts.lines(4000, shortest=6, longest=64, seed=seed)
+    return DocumentBatches(documents=texts, row_length=64, batch_size=16, vocab_size=256, way=way, seed=seed)
+
+
+def _padding(folder: Path, seed: int) -> None:
+    train(folder, seed, data=_documents(seed, "random"), validation=None)
+
+
+def _padding_as_target(folder: Path, seed: int) -> None:
+    def labels(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return batch["labels"].masked_fill(batch["labels"] == IGNORE_INDEX, 0)
+
+    train(folder, seed, data=parts.with_labels(_documents(seed, "random"), labels), validation=None)
+
+
+def _shuffled_labels(folder: Path, seed: int) -> None:
+    train(folder, seed, data=parts.with_labels(batches(seed), lambda batch: parts.shuffled(batch["labels"])))
+
+
+def _same_batch(folder: Path, seed: int) -> None:
+    first = batches(seed)[0]
+    train(folder, seed, data=lambda n: first, total_steps=400)
+
+
+def _tiny_corpus(folder: Path, seed: int) -> None:
+    few = RowBatches(rows=rows(64), batch_size=16, seed=seed)
+    train(folder, seed, data=few, model=lambda: small(seed, d_model=64, n_heads=4), total_steps=300, max_lr=1e-2)
+
+
+def _few_rows(folder: Path, seed: int) -> None:
+    few = RowBatches(rows=rows(16), batch_size=8, seed=seed)
+    train(folder, seed, data=few, model=lambda: small(seed, d_model=64), total_steps=300, max_lr=1e-2, validation=None)
+
+
+def _other_text(folder: Path, seed: int) -> None:
+    train(folder, seed, validation=held_out("three_kingdoms"))
+
+
+# Speed and memory.
+
+
+def _slow_data(folder: Path, seed: int) -> None:
+    train(folder, seed, data=parts.Slow(batches(seed), lambda n: 0.003), validation=None)
+
+
+def _hooks(folder: Path, seed: int) -> None:
+    train(folder, seed, model=partial(_built, parts.Hooked, seed), validation=None, total_steps=250)
+
+
+def _kept_graphs(folder: Path, seed: int) -> None:
+    train(folder, seed, model=partial(_built, parts.Keeping, seed), validation=None)
+
+
+def _slow_network(folder: Path, seed: int) -> None:
+    launch(_one_of_two, 2, folder, seed, 16, 100, 32, 0.006)
+
+
+def _one_of_two(
+    _rank: int, folder: Path, seed: int, batch_size: int, steps: int, d_model: int, network_seconds: float = 0.0
+) -> None:
+    """A run in two processes, with a network that takes ``network_seconds`` longer for each message."""
+    send = default_hooks.allreduce_hook
+
+    def slow(group: Any, bucket: Any) -> Any:
+        time.sleep(network_seconds)
+        return send(group, bucket)
+
+    with patch.object(default_hooks, "allreduce_hook", slow):
+        model = partial(small, seed, d_model=d_model)
+        train(folder, seed, model=model, data=batches(seed, batch_size=batch_size), total_steps=steps)
+
+
+SICK: dict[str, Sick] = {
+    "lr far too large": Sick(
+        "max_lr 2, some 300 times what suits this model", "swings", "R3 loss is NaN: lr too large; R4.1 swings", _hot
+    ),
+    "lr too large in warmup": Sick(
+        "a warmup over 150 of 200 updates to max_lr 3", "unstable in warmup", "R3: lr too large; R4.1", _hot_in_warmup
+    ),
+    "lr too small": Sick("max_lr 3e-6", "loss hardly moves", "R3 loss hardly moves: lr too small; R4.1", _cold),
+    "lr stays 0": Sick(
+        "a warmup that divides whole numbers", "lr off its plan", "R3 loss hardly moves: lr",
+        partial(_with, config=parts.AlwaysZero),
+    ),
+    "schedule per micro-batch": Sick(
+        "four micro-batches, and the schedule moves on with each", "lr off its plan", "R3: lr",
+        partial(_with, config=parts.PerMicroBatch),
+    ),
+    "lr climbs again": Sick(
+        "a cosine told half the length of the run", "lr off its plan", "R3: lr", partial(_with, config=parts.ClimbsAgain)
+    ),
+    "lr jumps": Sick(
+        "the schedule starts anew after half of the run", "lr off its plan", "R3: lr",
+        partial(_with, config=parts.StartsAnew),
+    ),
+    "bad batch": Sick("two batches of random bytes, no clipping", "spike", "R4.2 exploding gradients", _bad_batch),
+    "clipped to nothing": Sick(
+        "max_grad_norm 1e-9", "gradients clipped away", "R3 loss hardly moves: clipped to 0",
+        partial(_with, max_grad_norm=1e-9),
+    ),
+    "missing embedding row": Sick(
+        "the embedding's row for X is NaN", "loss not finite", "R3 loss is NaN: bad embedding init", _missing_row
+    ),
+    "NaN in the data": Sick(
+        "three batches whose numbers from a file hold a NaN", "loss not finite", "R3 loss is NaN: data", _missing_number
+    ),
+    "FP16 overflow": Sick(
+        "norms squared in FP16", "loss scale collapses", "R3 loss is NaN: FP16 overflow", _half_norm
+    ),
+    "scale soars": Sick(
+        "logits clamped on the wrong side, so that no gradient comes through", "loss scale soars", "R3 loss is NaN: the scale",
+        _nothing_to_scale,
+    ),
+    "embedding init": Sick("init_std 1 in place of 0.02", "initial loss", "R3: bad embedding init; R4.5", _wide_embedding),
+    "mask lets see": Sick("a mask off by one", "too good to be true", "R3 loss hardly moves: mask wrong; R4.4",
+        partial(_mask, parts.Looking),),
+    "mask inverted": Sick("the mask is the wrong way round", "too good to be true", "R4.4 mask",
+        partial(_mask, parts.Inverted),),
+    "labels not shifted": Sick("labels are the inputs", "too good to be true", "R4.3 not aligned", _unshifted),
+    "all labels ignored": Sick(
+        "every label -100 from batch 41 on", "updates skipped", "R3 loss hardly moves: ignore_index", _nothing_to_predict
+    ),
+    "some batches without labels": Sick(
+        "12 batches in a row have no label", "updates skipped", "R4.3 labels", _some_without_targets
+    ),
+    "padding as target": Sick(
+        "labels at padding are 0 and not -100", "padding is trained on", "R4.3 padding labels not -100",
+        _padding_as_target,
+    ),
+    "labels shuffled": Sick(
+        "labels in another order than their inputs", "loss stuck", "R4.3 inputs and labels not aligned", _shuffled_labels
+    ),
+    "same batch always": Sick("the data gives its first batch for every n", "overfitting", "R4.3 memorised", _same_batch),
+    "tiny corpus": Sick("2,048 bytes, 75 epochs", "overfitting", "R3 train falls, eval rises", _tiny_corpus),
+    "a few rows": Sick("16 rows, 150 epochs, no evaluation", "memorising", "R4.3 too little data", _few_rows),
+    "evaluated on other text": Sick(
+        "trained on Shakespeare, evaluated on Chinese", "evaluation apart", "R3 train falls, eval rises", _other_text
+    ),
+    "dropout in evaluation": Sick(
+        "the flag of dropout the wrong way round", "evaluation apart", "R3 train falls, eval rises", _wrong_dropout
+    ),
+    "much padding": Sick("rows of mixed lengths, padded as they come", "slow: padding", "R3 slow: padding", _padding),
+    "slow data": Sick("3 ms wait for each batch", "slow: waiting for data", "R3 slow: data loader", _slow_data),
+    "slower and slower": Sick("a hook more in each update", "throughput falls", "R3 slow", _hooks),
+    "graphs kept": Sick("a list keeps the logits of all updates", "memory grows", "R3 out of memory", _kept_graphs),
+    "slow network": Sick(
+        "two processes, and 6 ms more for each message between them", "slow: exchange", "R3 several GPUs hardly faster",
+        _slow_network,
+    ),
+    "much decay": Sick("weight_decay 150 at a constant lr", "loss stuck", "R4.4 decay", _much_decay),
+    "decay on norms": Sick("weight decay on gains and biases too", "", "R4.4 decay on the wrong parameters", _decay_on_norms),
+    "embeddings not scaled": Sick(
+        "embeddings a sixth of what they should be", "", "R4.4 embedding scale", _small_embeddings
+    ),
+    "no residual scaling": Sick(
+        "12 layers, outputs not divided by sqrt(2 * layers)", "", "R4.5 initialisation", _deep
+    ),
+}  # fmt: skip
+"""Name of a run: what was done to it, and what the doctor must say."""
+
+
+# Healthy runs.
+
+
+def _nano(folder: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    train(folder, seed, model=lambda: GPT(PRESETS["nano"]), max_lr=3e-3, total_steps=150)
+
+
+def _resumed(folder: Path, seed: int) -> None:
+    train(folder, seed, stop_after=90, checkpoint_every=50)
+
+
+HEALTHY: dict[str, Callable[[Path, int], None]] = {
+    "small": _with,
+    "nano": _nano,
+    "three layers, high lr": lambda folder, seed: train(
+        folder, seed, model=partial(small, seed, n_layers=3), max_lr=1.5e-2
+    ),
+    "low lr": partial(_with, max_lr=1e-3, total_steps=300),
+    "dropout": lambda folder, seed: train(folder, seed, model=partial(small, seed, dropout=0.2)),
+    "no warmup": partial(_with, warmup_steps=0, max_lr=3e-3),
+    "warmup, level, decay": partial(_with, config=parts.StableDecay),
+    "constant lr": partial(_with, config=parts.Constant, max_lr=3e-3),
+    "every step clipped": partial(_with, max_grad_norm=0.1),
+    "accumulation": lambda folder, seed: train(folder, seed, data=batches(seed, micro_batch_size=4)),
+    "bucketed": lambda folder, seed: train(folder, seed, data=_documents(seed, "bucketed"), validation=None),
+    "packed": lambda folder, seed: train(folder, seed, data=_documents(seed, "packed"), validation=None),
+    "several epochs": lambda folder, seed: train(folder, seed, data=batches(seed, n_rows=1600), total_steps=300),
+    "BF16": partial(_with, precision="bf16"),
+    "FP16": partial(_with, precision="fp16", validation=None),
+    "resumed": _resumed,
+    "two processes": lambda folder, seed: launch(_one_of_two, 2, folder, seed, 128, 60, 64) and None,
+}
+"""Name of a healthy run: how it is trained in a folder, with a seed."""

@@ -1,0 +1,115 @@
+"""All checks over one log, and their findings in order."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tinytrain.config import TrainConfig
+from tinytrain.runlog import Run, read_run
+from tinytrain.watch.doctor import compare, cost, curve, events, rate
+from tinytrain.watch.doctor.finding import STAGES, Finding, Findings
+from tinytrain.watch.doctor.reading import Reading
+
+CURVE = 40
+"""updates that a shape needs: ten for each quarter, so that one batch decides nothing"""
+FEW = 20
+"""updates that a comparison with the run's own past needs"""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing to look for."""
+
+    names: tuple[str, ...]
+    """of its findings"""
+    needs: tuple[str, ...]
+    """fields without which it cannot be looked for"""
+    updates: int
+    """made updates that it needs"""
+    find: Callable[[Reading], list[Finding]]
+
+
+def diagnose(
+    run: Run | str | Path | Iterable[Mapping[str, Any]],
+    *,
+    config: TrainConfig | None = None,
+    vocab_size: int | None = None,
+) -> Findings:
+    """What is wrong with a run, the most likely root first; empty for one in which nothing is.
+
+    ``run`` is a ``Run``, the folder of one, or any records with ``loss`` and whatever other fields of
+    ``runlog.FIELDS`` there are: what they do not tell is listed in ``Findings.not_seen``. With ``config`` the learning
+    rates are compared with those planned, one by one; with ``vocab_size`` the first loss is compared with ln V.
+
+    Raises ``FileNotFoundError`` for a folder without a log and ``ValueError`` for a log without a line, or without
+    a loss in any.
+
+    >>> diagnose([{"loss": 5.5}, {"loss": float("nan")}])[0].name
+    'loss not finite'
+    """
+    reading = _read(run)
+    found: list[Finding] = []
+    looked_for: list[str] = []
+    not_seen: dict[str, str] = {}
+    for check in _checks(config, vocab_size):
+        if why := _cannot(check, reading):
+            not_seen |= dict.fromkeys(check.names, why)
+        else:
+            looked_for += check.names
+            found += check.find(reading)
+    found.sort(key=lambda finding: (STAGES.index(finding.stage), finding.since))  # stable: at one update, as listed
+    return Findings(found, lines=reading.n, looked_for=looked_for, not_seen=not_seen)
+
+
+def _checks(config: TrainConfig | None, vocab_size: int | None) -> list[Check]:
+    plan, initial = partial(rate.off_plan, config=config), partial(curve.initial, vocab_size=vocab_size)
+    return [
+        Check(("lr off its plan",), ("lr",), 2, plan),
+        Check(("padding is trained on",), ("tokens", "positions", "padding"), 1, compare.padding_trained),
+        Check(("initial loss",), ("loss",), 1, initial),
+        Check(("gradients clipped away",), ("clip_factor",), FEW, curve.clipped),
+        Check(("loss scale collapses", "loss scale soars"), ("loss_scale",), 0, events.scale),
+        Check(("updates skipped",), ("skipped",), 0, events.skipped),
+        Check(("unstable in warmup", "swings"), ("loss",), FEW, events.unstable),
+        Check(("spike",), ("loss", "grad_norm"), FEW, events.spikes),
+        Check(("loss not finite",), ("loss",), 0, events.not_finite),
+        Check(("no gradient",), ("grad_norm",), 3, events.vanished),
+        Check(("loss hardly moves",), ("loss",), CURVE, curve.hardly_moves),
+        Check(("loss stuck",), ("loss",), CURVE, curve.stuck),
+        Check(("evaluation apart",), ("loss", "eval_loss"), FEW, compare.apart),
+        Check(("overfitting",), ("loss", "eval_loss"), FEW, compare.overfitting),
+        Check(("too good to be true", "memorising"), ("loss",), FEW, compare.very_low),
+        Check(("slow: padding",), ("padding",), 1, cost.padding),
+        Check(("slow: waiting for data",), ("seconds_data", "seconds_step"), FEW, cost.waiting),
+        Check(("throughput falls",), ("tokens_per_second",), CURVE + 5, cost.slower),
+        Check(("slow: exchange",), ("seconds_communication", "seconds_step", "processes"), FEW, cost.exchange),
+        Check(("memory grows",), ("memory_bytes",), CURVE, cost.grows),
+        Check(("memory near its limit",), ("memory_bytes", "memory_limit_bytes"), 0, cost.near_limit),
+    ]
+
+
+def _cannot(check: Check, reading: Reading) -> str:
+    absent = [name for name in check.needs if name != "skipped" and not reading.has(name)]
+    if "skipped" in check.needs and not any("skipped" in record for record in reading.records):
+        absent.append("skipped")
+    if absent:
+        return f"the log has no {' and no '.join(absent)}"
+    if len(reading.made) < check.updates:
+        return f"fewer than {check.updates} updates"
+    return ""
+
+
+def _read(run: Run | str | Path | Iterable[Mapping[str, Any]]) -> Reading:
+    run = read_run(run) if isinstance(run, (str, Path)) else run
+    where = str(run.folder / "log.jsonl") if isinstance(run, Run) else "the list of records"
+    records = list(run)
+    if not records:
+        raise ValueError(f"{where} has no line: the run ended before its first update was done")
+    reading = Reading(records)
+    if not reading.has("loss"):
+        raise ValueError(
+            f"{where}: none of its {len(records)} lines has a number under 'loss', only {sorted(records[0])}"
+        )
+    return reading

@@ -1,0 +1,132 @@
+"""The learning rate against its plan, known or guessed from its own course."""
+
+from typing import Any
+
+import numpy as np
+
+from tinytrain.config import TrainConfig
+from tinytrain.watch.doctor.finding import Finding
+from tinytrain.watch.doctor.reading import Reading
+
+NAME = "lr off its plan"
+SAME = 1e-6
+"""relative difference up to which a rate is that of the plan: a rate written with 7 digits passes"""
+DOWN, UP = 0.9, 0.05
+"""shares of the largest rate: once it has come down under the first, a rise by the second is a climb. A plan only falls
+after its top; rates in a log are exact, so that any bound above rounding would do"""
+DROP = 0.5
+"""a rate that falls by more than this share in one update, unless it is level on both sides (a decay in steps). A cosine
+over 20 updates falls by at most a quarter at once before its last tenth"""
+FLOOR_SHARE = 0.4
+"""of the updates, spent at the lowest rate at the end of a decay: plans end there, they do not live there"""
+FASTER = range(2, 65)
+"""how many times too fast the schedule may have been moved on; 64 micro-batches an update are many"""
+
+CHECKS = (
+    "print lr(step) for all steps of the run and lay it over the lr of the log",
+    "is the schedule moved on once in each update, and not in each micro-batch or epoch?",
+    "was its position saved and loaded with the model, or does it begin again after a resume?",
+    "is the number of updates that it was told that of the run?",
+)
+
+
+def off_plan(reading: Reading, config: TrainConfig | None) -> list[Finding]:
+    lr = reading.column("lr")
+    known = np.flatnonzero(np.isfinite(lr))
+    if not len(known):
+        return []
+    told = _against(reading, lr, known, config) if config is not None else _guessed(reading, lr, known)
+    if told is None:
+        return []
+    line, symptom, evidence, cause = told
+    parts: dict[str, Any] = {"symptom": symptom, "evidence": evidence, "cause": cause, "checks": CHECKS}
+    return [reading.finding(int(line), name=NAME, stage="input", **parts)]
+
+
+def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainConfig) -> Any:
+    done = reading.column("step") - ~reading.skipped  # completed updates before this line
+    if not np.isfinite(done[known]).all():
+        return None
+    plan = np.array([config.lr(max(0, int(done[i]))) for i in known])
+    wrong = np.flatnonzero(np.abs(lr[known] - plan) > SAME * max(config.max_lr, 1e-300))
+    if not len(wrong):
+        return None
+    i = wrong[0]
+    cause = "the schedule is not the one of this config"
+    for k in FASTER:
+        faster = [config.lr(k * max(0, int(done[j]))) for j in known]
+        if np.abs(lr[known] - faster).max() <= SAME * config.max_lr:
+            cause = f"the schedule is moved on {k} times in each update"
+            break
+    return (
+        known[i],
+        "the learning rate is not the planned one",
+        f"{lr[known[i]]:.4g}, planned {plan[i]:.4g}, at {reading.place(int(known[i]))}; {len(wrong)} of {len(known)} differ",
+        cause,
+    )
+
+
+def _guessed(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Any:
+    values, top = lr[known], float(lr[known].max())
+    if top == 0:
+        return (
+            known[0],
+            "the learning rate never leaves 0",
+            f"0 at all {len(known)} updates",
+            "the warmup divides whole numbers, or the schedule is never moved on",
+        )
+    if values[0] == 0:
+        return (
+            known[0],
+            "the first update has a learning rate of 0",
+            f"0, then {values[1]:.3g}, up to {top:.3g}",
+            "the warmup counts from 0: the first update is wasted, and each later one comes one late",
+        )
+    if reading.is_sweep():
+        return None
+    return _jump(reading, values, known, top) or _floor(reading, values, known, top)
+
+
+def _jump(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Any:
+    peak = int(values.argmax())
+    for i in range(peak + 1, len(values)):
+        if values[i] < (1 - DROP) * values[i - 1] and not _level(values, i) and i < len(values) - len(values) // 10:
+            return (
+                known[i],
+                "the learning rate jumps",
+                f"{values[i - 1]:.3g} then {values[i]:.3g}",
+                "the schedule starts anew: a resumed run whose schedule was not loaded, or a restart that was planned",
+            )
+        lowest = float(values[peak:i].min())
+        if lowest < DOWN * top and values[i] > lowest + UP * top:
+            low = peak + int(values[peak:i].argmin())
+            return (
+                known[low],
+                "the learning rate climbs again after it had come down",
+                f"{top:.3g} at {reading.place(int(known[peak]))}, {lowest:.3g} at {reading.place(int(known[low]))}, "
+                f"{values[i:].max():.3g} later",
+                "the schedule was told fewer updates than the run has, or restarts were planned",
+            )
+    return None
+
+
+def _level(values: np.ndarray, i: int) -> bool:
+    """The same rate over a few updates before and after a drop."""
+    before, after = values[max(0, i - 4) : i], values[i : i + 4]
+    return bool(np.ptp(before) <= SAME * before.max() and np.ptp(after) <= SAME * after.max() and len(after) > 1)
+
+
+def _floor(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Any:
+    peak = int(values.argmax())
+    low = float(values[peak:].min())
+    at_floor = (values <= low * (1 + SAME)) & (np.arange(len(values)) > peak)
+    start = len(values) - int(np.argmin(at_floor[::-1]))
+    if len(values) < 20 or low >= 0.5 * top or len(values) - start < FLOOR_SHARE * len(values) or _level(values, start):
+        return None
+    return (
+        known[start],
+        "the learning rate is at its floor long before the end",
+        f"{low:.3g} (top {top:.3g}) from {reading.place(int(known[start]))} on, {len(values) - start} of {len(values)} "
+        f"updates",
+        "the schedule is moved on several times in each update, such as once for each micro-batch",
+    )
