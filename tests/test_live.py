@@ -8,14 +8,20 @@ import subprocess
 import sys
 import threading
 import time
+import xml.etree.ElementTree as ET
 from textwrap import dedent
 
 import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
 
+from tinytrain.checkpoint import CheckpointError
+from tinytrain.model import GPT, PRESETS
+from tinytrain.runlog import RunLog, read_run
+from tinytrain.train import TrainConfig, Trainer
 from tinytrain.watch import live as live_module
 from tinytrain.watch.live import LivePlot
+from tinytrain.watch.svg import EARLIER
 
 
 class Clock:
@@ -162,6 +168,109 @@ def test_any_other_exception_passes_through_and_the_picture_stays(screen):
         live.log(1, loss=1 / 0)
     assert not live.stopped
     assert "ended by ZeroDivisionError" in screen.closed[0][0] and ">2.500</text>" in screen.closed[0][0]
+
+
+def state_of(live, state):
+    """Bring a plot that shows "loss" into a state and end it there; what its block raised passes through."""
+    with live:
+        for step, value in enumerate(STATES[state][0]):
+            live.log(step, loss=value)
+        if state == "interrupted":
+            raise KeyboardInterrupt
+        if state == "error":
+            raise ZeroDivisionError
+
+
+STATES = {  # what is logged, and what the still picture must say
+    "before the first point": ([], "ended · no step yet"),
+    "one point": ([3.0], "ended · step 0"),
+    "all equal": ([2.0] * 9, ">2</text>"),
+    "NaN from the start": ([math.nan] * 3, "NaN first at step 0 (3 in all)"),
+    "a NaN in between": ([3.0, math.nan, 2.0], "NaN first at step 1"),
+    "only infinite": ([math.inf], "inf first at step 0"),
+    "interrupted": ([3.0, 2.0], "stopped by interrupt · step 1"),
+    "error": ([3.0, 2.0], "ended by ZeroDivisionError · step 1"),
+    "long": ([1 / (n + 1) for n in range(5000)], "mean of"),
+}
+
+
+@pytest.mark.parametrize("log_scale", [(), "loss"])
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_leaves_a_still_picture_that_says_what_it_is(state, log_scale, screen):
+    live = LivePlot("loss", log_scale=log_scale)
+    try:
+        state_of(live, state)
+    except ZeroDivisionError:
+        assert state == "error"
+    ((svg, summary),) = screen.closed
+    ET.fromstring(svg)
+    assert STATES[state][1] in svg and summary.startswith(("ended", "stopped"))
+
+
+def test_a_plot_that_is_still_open_draws_itself_too(screen):
+    with LivePlot("loss") as live:
+        live.log(0, loss=3.0)
+        ET.fromstring(live.svg())
+        assert "step 0 · 0:00" in live.svg() and live.summary().startswith("running at step 0")
+
+
+def run_of(folder, losses):
+    with RunLog(folder) as log:
+        for n, loss in enumerate(losses, 1):
+            log.write({"batch": n, "step": n, "loss": loss, "where": "text"})
+    return read_run(folder)
+
+
+def test_an_earlier_run_or_its_folder_stands_behind(screen, tmp_path):
+    run = run_of(tmp_path / "first_try", [5.0, math.nan, 3.0])
+    for earlier in (run, tmp_path / "first_try"):
+        with LivePlot("loss", "grad_norm", earlier=earlier) as live:
+            live.log(1, loss=4.0)
+        svg, _ = screen.closed[-1]
+        assert f"stroke='{EARLIER}'" in svg and "grey: earlier run (first_try)" in svg
+    with pytest.raises(FileNotFoundError, match="no log there"):
+        LivePlot("loss", earlier=tmp_path / "none")
+
+
+def test_an_empty_earlier_run_draws_nothing_and_hides_nothing(screen, tmp_path):
+    with LivePlot("loss", earlier=run_of(tmp_path, [])) as live:
+        live.log(1, loss=4.0)
+    assert EARLIER not in screen.closed[0][0] and ">4</text>" in screen.closed[0][0]
+
+
+def test_as_a_callback_it_marks_skipped_updates_and_checkpoints_that_are_there(screen, tmp_path):
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    nothing = batch | {"labels": torch.full_like(ids[:, 1:], -100)}
+    config = TrainConfig(total_steps=6, max_lr=1e-3, out=tmp_path, checkpoint_every=3, weights_every=2)
+    with LivePlot("loss") as live:
+        Trainer(GPT(PRESETS["nano"]), lambda n: [nothing if n == 1 else batch], config, [live]).fit()
+    _, summary = screen.closed[0]
+    assert summary.splitlines()[2:] == [
+        "1 update skipped, at step 1",
+        "2 checkpoints, the last at step 6",
+        "2 checkpoints of weights only, the last at step 4",
+    ]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_checkpoint_that_could_not_be_written_is_not_marked(background, screen, tmp_path, monkeypatch):
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    settings = {"checkpoint_every": 1, "save_in_background": background}
+    config = TrainConfig(total_steps=3, max_lr=1e-3, out=tmp_path, **settings)
+    save, saves = torch.save, []
+
+    def full_disk(*given):
+        saves.append(1)
+        if len(saves) == 2:
+            raise OSError(28, "No space left on device")
+        save(*given)
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(CheckpointError, match="No space left"), LivePlot("loss") as live:
+        Trainer(GPT(PRESETS["nano"]), lambda n: [batch], config, [live]).fit()
+    assert screen.closed[0][1].splitlines()[2:] == ["1 checkpoint, at step 1"]
 
 
 def test_the_same_plot_can_be_entered_again_and_starts_empty(screen):

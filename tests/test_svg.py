@@ -9,7 +9,8 @@ from itertools import pairwise
 import pytest
 
 from tinytrain.watch.curve import Curve
-from tinytrain.watch.svg import INKS, draw
+from tinytrain.watch.marks import Events
+from tinytrain.watch.svg import ALARM, EARLIER, INKS, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -202,3 +203,48 @@ def test_text_has_contrast_and_lines_differ_without_colour():
     assert all(1.05 / (luminance(dark) + 0.05) >= 4.5 for _, dark, _ in INKS), "WCAG AA on white"
     assert abs(luminance(INKS[0][0]) - luminance(INKS[1][0])) > 0.2, "the first two differ in grey"
     assert len({dash for _, _, dash in INKS}) == len(INKS), "and all differ by their dashes"
+
+
+def test_an_earlier_run_is_a_grey_line_behind_in_the_same_axes_and_is_named():
+    now, before = curve("loss", [4.0, 3.0]), curve("loss", [5.0, 4.0, 3.0, 2.0])
+    svg = draw([[now]], earlier={"loss": before}, earlier_label="earlier run (a<b)")
+    grey = re.search(rf"stroke='{EARLIER}'[^>]*><path d='([^']*)'/>", svg)
+    (line,) = stretches(grey[1], 0.1)
+    assert [y for _, y in line] == pytest.approx([pixel_of(svg, v) for v in (5, 4, 3, 2)], abs=1)
+    assert svg.index(grey[0]) < svg.index(INKS[0][0]), "behind the run itself"
+    assert any("grey: earlier run (a<b)" in text for text in texts(svg))
+
+
+def test_a_gap_in_an_earlier_run_stays_a_gap():
+    svg = draw([[curve("loss", [4.0])]], earlier={"loss": curve("loss", [5.0, 4.0, math.nan, 2.0, 1.0])})
+    assert len(stretches(re.search(rf"stroke='{EARLIER}'[^>]*><path d='([^']*)'/>", svg)[1], 0.1)) == 2
+
+
+def test_skipped_updates_and_checkpoints_are_marked_at_their_steps_and_told():
+    events = Events()
+    for step in (2, 3, 8):
+        events.skipped.add(step)
+    events.saved.add(5)
+    events.weights.add(9)
+    svg = draw([[curve("loss", [1.0] * 11)]], events=events)
+    left, right = 56, 640 - 72
+    place = {step: left + step / 10 * (right - left) for step in range(11)}
+    (strokes,) = re.findall(rf"<path stroke='{ALARM}' stroke-width='2' d='([^']*)'", svg)
+    assert [int(x) for x in re.findall(r"M(\d+)", strokes)] == pytest.approx([place[s] for s in (2, 3, 8)], abs=1)
+    (full,) = re.findall(r"<path fill='#333' d='M(\d+)", svg)
+    (hollow,) = re.findall(r"<path fill='#fff' stroke='#333' d='M(\d+)", svg)
+    assert (int(full) + 3, int(hollow) + 3) == pytest.approx((place[5], place[9]), abs=1)
+    said = " ".join(texts(svg))
+    assert "3 updates skipped, the first at step 2" in said and "1 checkpoint, at step 5" in said
+    assert "1 checkpoint of weights only, at step 9" in said
+
+
+def test_a_run_full_of_marks_beside_an_earlier_one_stays_small():
+    events = Events(most=6)
+    for step in range(0, 20_000, 3):
+        events.skipped.add(step)
+        events.saved.add(step + 1)
+    names = ["loss", "grad_norm", "lr", "tokens_per_second"]
+    panels = [[curve(name, noisy(20_000, i))] for i, name in enumerate(names)]
+    earlier = {name: curve(name, noisy(20_000, 9), max_bins=60) for name in names}
+    assert len(draw(panels, earlier=earlier, events=events).encode()) <= 9000

@@ -59,7 +59,8 @@ class Data(Protocol):
 Callback = Callable[[dict[str, Any]], bool | None]
 """Called with each line of the run's log; returning False ends the run after this update.
 
-A callback that has a method ``fit_ended(report)`` is told at the end how ``fit`` ended."""
+A callback that has a method ``fit_ended(report)`` is told at the end how ``fit`` ended; one that has a method
+``checkpoint_saved(step, full)`` is told of each checkpoint once it is in its place."""
 
 
 class TrainingFailedError(RuntimeError):
@@ -121,6 +122,7 @@ class Trainer:
         self._log: RunLog | None = None
         self.best_loss = math.inf
         self._saved_batch = 0
+        self._being_saved: list[tuple[int, bool]] = []
         self._generators: dict[str, Any] | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._store: Checkpointer | None = None
@@ -150,6 +152,7 @@ class Trainer:
                 self._save(full=True)
             if self._store is not None:
                 self._together(self._store.wait)  # for what is still written in the background
+                self._tell_of_saved()
         for callback in self._callbacks_here():
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
@@ -282,6 +285,20 @@ class Trainer:
             save()
         else:
             self._together(lambda: str(save()))
+        if self._store.background and shards is None:
+            self._tell_of_saved()  # of those before: this save has waited for them
+            self._being_saved.append((self.step, full))
+        else:
+            self._being_saved.append((self.step, full))
+            self._tell_of_saved()
+
+    def _tell_of_saved(self) -> None:
+        """Tell the callbacks of checkpoints that are whole and in their place, and of no other."""
+        saved, self._being_saved = self._being_saved, []
+        for step, full in saved:
+            for callback in self._callbacks_here():
+                if hasattr(callback, "checkpoint_saved"):
+                    callback.checkpoint_saved(step, full)
 
     def _micro_batches(self) -> Sequence[Batch]:
         try:

@@ -21,6 +21,7 @@ from tinytrain.watch.thin import BINS, thin
 MOST_RUNS = 8
 NAMES = ("loss", "grad_norm", "lr")
 PER_ROW = 3  # panels beside each other
+LARGEST = 1e100  # what is larger is drawn there: matplotlib's axes overflow beyond
 AXES_INCHES, LETTER_INCHES = (2.1, 3.0), 0.075  # height and width of a panel, without words; of a letter of 9 pt
 UNITS = {"loss": "nats per token", "eval_loss": "nats per token", "lr": "learning rate", "tokens_per_second": "1/s"}
 
@@ -135,7 +136,7 @@ class Line:
         self.xs, self.ys = self.history.values(self.name)
         self.finite = np.isfinite(self.ys)
         self.shown = self.finite & ((self.ys > 0) | (not self.log))
-        self.drawn = np.where(self.shown, self.ys, np.nan)
+        self.drawn = np.where(self.shown, np.clip(self.ys, -LARGEST, LARGEST), np.nan)
         self.smoothed = None if self.half_life is None else np.array(smooth(self.drawn.tolist(), self.half_life))
 
     def words(self) -> str:

@@ -4,13 +4,17 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+from tinytrain.runlog import Run, read_run
 from tinytrain.watch.curve import Curve, number
+from tinytrain.watch.marks import Events
 from tinytrain.watch.screens import Screen, open_screen
 from tinytrain.watch.svg import draw
 
 MOST_CURVES = 8
+EARLIER_BINS = 60  # of each curve of an earlier run, which is drawn thin
 SPARKS = 24  # characters of the curve in plain text
 
 
@@ -28,6 +32,9 @@ class LivePlot:
 
     Memory and the size of an update (10 kB at most) do not grow with the run: points are thinned so that
     every extreme and every NaN stays visible.
+
+    `earlier` is a run to compare with, or its folder: its curves stand behind, thin and grey. As a Trainer's callback
+    it marks updates that were skipped and, once they are in their place, checkpoints.
 
     Raises `ValueError` for panels or settings that cannot be shown.
 
@@ -48,6 +55,7 @@ class LivePlot:
         every: float = 0.1,
         title: str | None = None,
         log_scale: str | Iterable[str] = (),
+        earlier: Run | str | Path | None = None,
     ) -> None:
         self._panels = [_names(panel) for panel in panels]
         self._log_scale = _names(log_scale)
@@ -56,7 +64,19 @@ class LivePlot:
         self._lock = threading.RLock()
         self._screen: Screen | None = None
         self._check()
+        self._earlier = {} if earlier is None else self._curves_of(earlier)
+        self._earlier_label = "" if earlier is None else f"earlier run ({_folder_of(earlier).name})"
         self._clear()
+
+    def _curves_of(self, run: Run | str | Path) -> dict[str, Curve]:
+        """The curves of a run that a panel shows; names that its log lacks are left out."""
+        curves = {name: Curve(name, EARLIER_BINS) for panel in self._panels for name in panel}
+        for record in run if isinstance(run, Run) else read_run(run):
+            for name, curve in curves.items():
+                value, step = record.get(name), record.get("step")
+                if isinstance(value, (int, float)) and step is not None:
+                    curve.add(step, value)
+        return {name: curve for name, curve in curves.items() if curve.bins}
 
     def _check(self) -> None:
         names = [name for panel in self._panels for name in panel]
@@ -70,7 +90,8 @@ class LivePlot:
             raise ValueError(f"every={self._every!r} must be 0.1 s or more: front ends cannot follow faster")
 
     def _clear(self) -> None:
-        bins = _bins_for(len(self._panels), sum(map(len, self._panels)))
+        bins = _bins_for(len(self._panels), sum(map(len, self._panels)), earlier=len(self._earlier))
+        self._events = Events(most=max(4, 24 // len(self._panels)))
         self._curves = {name: Curve(name, bins) for panel in self._panels for name in panel}
         self._stop = threading.Event()
         self._ending = ""
@@ -115,8 +136,16 @@ class LivePlot:
         if "step" not in record:
             raise KeyError(f'this record has no "step", only {sorted(record)}')
         odd = record.get("nonfinite") or {}  # a line of JSON has null for NaN, and says here what it was
+        if record.get("skipped"):
+            with self._lock:
+                self._events.skipped.add(_number("step", record["step"]))
         shown = {name: record[name] for name in self._curves if name in record}
         return self._record(record["step"], shown | {k: float(odd[k]) for k in shown if k in odd})
+
+    def checkpoint_saved(self, step: int, full: bool) -> None:
+        """Told by a Trainer that a checkpoint is in its place; ``full``: a run can be resumed from it."""
+        with self._lock:
+            (self._events.saved if full else self._events.weights).add(step)
 
     def fit_ended(self, report: Any) -> None:
         """Told by a Trainer how its run ended: an interrupt that the Trainer has taken is shown as one here."""
@@ -165,7 +194,15 @@ class LivePlot:
         panels = [[self._curves[name] for name in panel] for panel in self._panels]
         note = " · ".join(part for part in (self._ending, *self._progress()) if part)
         with self._lock:
-            return draw(panels, title=self._title, note=note, log_scale=self._log_scale)
+            return draw(
+                panels,
+                title=self._title,
+                note=note,
+                log_scale=self._log_scale,
+                earlier=self._earlier,
+                earlier_label=self._earlier_label,
+                events=self._events,
+            )
 
     def line(self) -> str:
         """The latest values in one line of text."""
@@ -177,7 +214,7 @@ class LivePlot:
         when = " after ".join(self._progress())
         title = f"{self._title}: " if self._title else ""
         lines = [f"{curve.sparkline(SPARKS):{SPARKS}} {curve.describe()}" for curve in self._curves.values()]
-        return "\n".join([f"{title}{self._ending or 'running'} at {when}", *lines])
+        return "\n".join([f"{title}{self._ending or 'running'} at {when}", *lines, *self._events.words()])
 
     def _progress(self) -> tuple[str, str]:
         seconds = int((self._closed or self._clock()) - self._opened)
@@ -185,9 +222,14 @@ class LivePlot:
         return step, f"{seconds // 60}:{seconds % 60:02d}"
 
 
-def _bins_for(panels: int, curves: int) -> int:
+def _bins_for(panels: int, curves: int, earlier: int = 0) -> int:
     """How many bins a curve may have so that an update of all of them takes about 9 kB."""
-    return max(16, min(240, (8500 - 550 * panels - 200 * curves) // (16 * curves) // 2 * 2))
+    room = 8500 - 550 * panels - 200 * curves - (60 + 7 * EARLIER_BINS) * earlier
+    return max(16, min(240, room // (16 * curves) // 2 * 2))
+
+
+def _folder_of(run: Run | str | Path) -> Path:
+    return run.folder if isinstance(run, Run) else Path(run)
 
 
 def _names(names: Any) -> tuple[Any, ...]:

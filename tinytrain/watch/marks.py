@@ -52,17 +52,30 @@ def spans_of(places: Sequence[float], apart: float) -> list[Span]:
     return spans
 
 
-def in_words(skipped: int, first_skipped: float | None, saved: int, last_saved: float | None) -> list[str]:
-    """How many updates were skipped and how many checkpoints there are, and where; nothing of what there is none.
+class Events:
+    """What happens in a run beside its curves: updates that were skipped, checkpoints that were written."""
 
-    >>> in_words(1, 12, 3, 200)
-    ['1 update skipped, at step 12', '3 checkpoints, the last at step 200']
-    """
-    words = []
-    if skipped and first_skipped is not None:
-        where = f"{'the first ' if skipped > 1 else ''}at step {number(first_skipped)}"
-        words.append(f"{skipped:,} update{'s' if skipped > 1 else ''} skipped, {where}")
-    if saved and last_saved is not None:
-        where = f"{'the last ' if saved > 1 else ''}at step {number(last_saved)}"
-        words.append(f"{saved:,} checkpoint{'s' if saved > 1 else ''}, {where}")
-    return words
+    def __init__(self, most: int = 24) -> None:
+        self.skipped, self.saved, self.weights = Marks(most), Marks(most), Marks(most)
+
+    def words(self) -> list[str]:
+        """How many there are of each, and where; nothing of what there is none.
+
+        >>> events = Events()
+        >>> events.skipped.add(12)
+        >>> for step in (50, 100):
+        ...     events.saved.add(step)
+        >>> events.words()
+        ['1 update skipped, at step 12', '2 checkpoints, the last at step 100']
+        """
+        words = []
+        if self.skipped.first is not None:
+            n = self.skipped.count
+            where = f"{'the first ' if n > 1 else ''}at step {number(self.skipped.first)}"
+            words.append(f"{n:,} update{'s' if n > 1 else ''} skipped, {where}")
+        for marks, what in ((self.saved, ""), (self.weights, " of weights only")):
+            if marks.last is not None:
+                n = marks.count
+                where = f"{'the last ' if n > 1 else ''}at step {number(marks.last)}"
+                words.append(f"{n:,} checkpoint{'s' if n > 1 else ''}{what}, {where}")
+        return words

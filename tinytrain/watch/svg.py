@@ -1,11 +1,12 @@
 """The live chart as one SVG string: recorded curves in, text out. No front end is needed to draw it."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from tinytrain.watch.axis import Axis, padded
 from tinytrain.watch.curve import Bin, Curve, number
+from tinytrain.watch.marks import Events
 from tinytrain.watch.stroke import bad_spans, band, dots, line
 
 # Colours that the colour-blind can tell apart and that differ in grey; a darker tone for text; dashes.
@@ -16,6 +17,7 @@ INKS = (
     ("#cc79a7", "#8f4570", "9 3 2 3"),
 )
 ALARM = "#b00020"
+EARLIER = "#a6a6a6"
 FEW = 25  # up to this many points, each is marked
 HEADER, FOOTER = 30, 20  # pixels over and under all panels
 TOP, BOTTOM, LEFT, RIGHT = 34, 40, 56, 72  # pixels around the axes of one panel
@@ -29,6 +31,7 @@ class Panel:
     bins: Sequence[Sequence[Bin]]
     x: Axis
     y: Axis
+    earlier: Sequence[Curve] = ()
 
     def __iter__(self) -> Iterator[tuple[Curve, Sequence[Bin], tuple[str, str, str]]]:
         """Each curve with its bins and its ink."""
@@ -46,6 +49,9 @@ def draw(
     title: str = "",
     note: str = "",
     log_scale: Collection[str] = (),
+    earlier: Mapping[str, Curve] | None = None,
+    earlier_label: str = "earlier run",
+    events: Events | None = None,
     max_bytes: int = 9000,
 ) -> str:
     """Draw each group of curves on its own axes, two beside each other, over a shared range of steps.
@@ -53,8 +59,9 @@ def draw(
     `title` stands at the top left, `note` (grey) at the top right. A panel that shows a name in `log_scale`
     has a logarithmic y axis. The latest value stands at each line's end. A value that is not finite leaves a
     gap, shades its steps, and is named. Once points share bins, a line shows their mean and the band around
-    it reaches from their lowest to their highest. A drawing of more than `max_bytes` is made again with
-    fewer, wider bins, down to 4 a curve.
+    it reaches from their lowest to their highest. `earlier` holds the curves of another run by their names, drawn
+    as grey lines behind. `events` are marked on the lower edge: skipped updates as strokes, checkpoints as
+    triangles under it. A drawing of more than `max_bytes` is made again with fewer, wider bins, down to 4 a curve.
 
     >>> loss = Curve("loss")
     >>> loss.add(0, 5.5)
@@ -63,12 +70,28 @@ def draw(
     """
     most = max((len(curve.bins) for curves in panels for curve in curves), default=0)
     by = 1
-    while len(svg := _draw(panels, title, note, log_scale, by).encode()) > max_bytes and most > 4 * by:
+    behind = Behind(earlier or {}, earlier_label, events or Events())
+    while len(svg := _draw(panels, title, note, log_scale, behind, by).encode()) > max_bytes and most > 4 * by:
         by *= 2
     return svg.decode()
 
 
-def _draw(groups: Sequence[Sequence[Curve]], title: str, note: str, log_scale: Collection[str], by: int) -> str:
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What is drawn beside the curves themselves."""
+
+    earlier: Mapping[str, Curve]
+    label: str
+    events: Events
+
+    def key(self) -> list[str]:
+        """What the signs mean, and how often each is there."""
+        return [*([f"grey: {self.label}"] if self.earlier else []), *self.events.words()]
+
+
+def _draw(
+    groups: Sequence[Sequence[Curve]], title: str, note: str, log_scale: Collection[str], behind: Behind, by: int
+) -> str:
     """Layer over layer, each for all panels at once: what they share is then written once."""
     columns = min(2, len(groups))
     width, height = (640, 270) if columns == 1 else (420, 240)
@@ -79,17 +102,21 @@ def _draw(groups: Sequence[Sequence[Curve]], title: str, note: str, log_scale: C
         left, top = i % columns * width, HEADER + i // columns * height
         log = any(curve.name in log_scale for curve in curves)
         bins = [curve.joined(by) if by > 1 else curve.bins for curve in curves]
-        x = Axis(*_step_range(groups), left + LEFT, left + width - RIGHT, whole=True)
-        y = Axis(*_value_range(bins, log), top + height - BOTTOM, top + TOP, log=log)
-        panels.append(Panel(curves, bins, x, y))
-    parts = [_frame(size, _words(groups, title)), _captions(size, title, note, points)]
-    parts += [_grid(panels), _shades(panels), _bands(panels), _lines(panels), _labels(panels)]
+        before = [behind.earlier[curve.name] for curve in curves if curve.name in behind.earlier]
+        x = Axis(*_step_range([*groups, list(behind.earlier.values())]), left + LEFT, left + width - RIGHT, whole=True)
+        y = Axis(
+            *_value_range([*bins, *(curve.bins for curve in before)], log), top + height - BOTTOM, top + TOP, log=log
+        )
+        panels.append(Panel(curves, bins, x, y, before))
+    parts = [_frame(size, _words(groups, title, behind)), _captions(size, title, note, points, behind.key())]
+    parts += [_grid(panels), _shades(panels), _earlier(panels), _bands(panels), _lines(panels)]
+    parts += [_events(panels, behind.events), _labels(panels)]
     return "".join([*parts, "</svg>"])
 
 
-def _words(panels: Sequence[Sequence[Curve]], title: str) -> str:
+def _words(panels: Sequence[Sequence[Curve]], title: str, behind: Behind) -> str:
     """What the picture shows, for those who cannot see it."""
-    curves = "; ".join(curve.brief() for curves in panels for curve in curves)
+    curves = "; ".join([*(curve.brief() for curves in panels for curve in curves), *behind.events.words()])
     return f"{title}: {curves}" if title else curves
 
 
@@ -105,9 +132,10 @@ def _frame(size: tuple[int, int], words: str) -> str:
     )
 
 
-def _captions(size: tuple[int, int], title: str, note: str, points: int) -> str:
+def _captions(size: tuple[int, int], title: str, note: str, points: int, signs: Sequence[str]) -> str:
     right, bottom = size[0] - 16, size[1] - 11
-    key = f"line: mean of {points:,} points, band: their lowest to highest" if points > 1 else ""
+    means = [f"line: mean of {points:,} points, band: their lowest to highest"] if points > 1 else []
+    key = escape(" · ".join([*signs, *means]))
     return (
         f"<text x='16' y='25' font-size='15' font-weight='600' fill='#111'>{escape(title)}</text>"
         f"<g text-anchor='end'><text x='{right}' y='24' font-size='12'>{escape(note)}</text>"
@@ -157,6 +185,29 @@ def _shades(panels: Sequence[Panel]) -> str:
             bars.append(f"M{a:.0f} {panel.y.end}H{b:.0f}v-5H{a:.0f}z")
     paths = f"<path d='{''.join(tints)}' fill-opacity='.12'/><path d='{''.join(bars)}'/>" if bars else ""
     return _layer(f"fill='{ALARM}'", [paths])
+
+
+def _earlier(panels: Sequence[Panel]) -> str:
+    """The other run's curves: thin and grey, so that none is taken for a curve of this one."""
+    paths = (f"<path d='{d}'/>" for p in panels for c in p.earlier if (d := line(c.bins, p.x, p.y)))
+    return _layer(f"transform='scale(.1)' fill='none' stroke='{EARLIER}' stroke-width='12'", paths)
+
+
+def _events(panels: Sequence[Panel], events: Events) -> str:
+    """Skipped updates as strokes on the lower edge, checkpoints as triangles under it, hollow for weights only."""
+    skipped, full, hollow = [], [], []
+    for panel in panels:
+        bottom = panel.y.start
+        for a, b in events.skipped.spans:
+            x = panel.x.place(a)
+            skipped.append(f"M{x:.0f} {bottom}v-9" + (f"m0 8H{panel.x.place(b):.0f}" if b > a else ""))
+        for marks, paths in ((events.saved, full), (events.weights, hollow)):
+            for place in sorted({round(panel.x.place((a + b) / 2)) for a, b in marks.spans}):
+                paths.append(f"M{place - 3} {bottom + 7}l3-6 3 6z")
+    parts = [f"<path stroke='{ALARM}' stroke-width='2' d='{''.join(skipped)}'/>"] if skipped else []
+    parts += [f"<path fill='#333' d='{''.join(full)}'/>"] if full else []
+    parts += [f"<path fill='#fff' stroke='#333' d='{''.join(hollow)}'/>"] if hollow else []
+    return "".join(parts)
 
 
 def _bands(panels: Sequence[Panel]) -> str:
