@@ -1,7 +1,9 @@
+import psutil
 import torch
 from torch import nn
 
-from tinytrain.device import best_device, device_of, memory_bytes, to_device
+from tinytrain import device
+from tinytrain.device import best_device, device_of, memory_bytes, memory_limit, to_device
 
 
 def test_the_best_device_is_one_that_works():
@@ -24,3 +26,14 @@ def test_memory_of_this_process_grows_with_a_tensor():
     held = torch.ones(25_000_000)  # 100 MB
     assert memory_bytes(torch.device("cpu")) - before > 90_000_000
     assert held[0] == 1
+
+
+def test_a_containers_limit_counts_where_it_is_below_the_machines(tmp_path, monkeypatch):
+    cpu, limit = torch.device("cpu"), tmp_path / "memory.max"
+    monkeypatch.setattr(device, "CGROUP_LIMITS", (limit, tmp_path / "none"))
+    everything = psutil.virtual_memory().total
+    for text, wanted in (("max\n", everything), ("1048576\n", 2**20), (str(2**62), everything)):
+        limit.write_text(text)
+        memory_limit.cache_clear()
+        assert memory_limit(cpu) == wanted
+    memory_limit.cache_clear()

@@ -316,3 +316,26 @@ def test_a_sample_that_the_terminal_has_no_characters_for_is_no_error(tmp_path, 
     done = subprocess.run(command, capture_output=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert b"The log is" in done.stdout
+
+
+def test_the_doctor_looks_at_a_runs_folder_and_its_status_says_whether_it_found_anything(tmp_path, text, capsys):
+    assert main(["train", *text, "--steps", "3", "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    assert main(["doctor", str(tmp_path / "run"), "--vocab-size", "256"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing found. 3 lines of the log looked at for: ")
+    log = tmp_path / "sick" / "log.jsonl"
+    log.parent.mkdir()
+    log.write_text(
+        '{"batch": 1, "step": 1, "loss": 5.5}\n{"batch": 2, "step": 2, "loss": null, "nonfinite": {"loss": "nan"}}\n'
+    )
+    assert main(["doctor", str(log.parent)]) == 1
+    assert capsys.readouterr().out.startswith("1. loss not finite, since update 2: the loss is NaN or infinite")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "no log there"), ("", "has no line"), ("{\n", "line 1: not a line")]
+)
+def test_what_the_doctor_cannot_look_at_is_told_in_one_line(tmp_path, capsys, content, words):
+    if content is not None:
+        (tmp_path / "log.jsonl").write_text(content)
+    assert words in one_line_error(capsys, "doctor", str(tmp_path))

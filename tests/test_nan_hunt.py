@@ -9,7 +9,9 @@ from torch import nn
 
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS
+from tinytrain.nonfinite import first_nonfinite
 from tinytrain.recompute import recompute_activations
+from tinytrain.trace import is_bad
 from tinytrain.watch import nan_hunt
 from tinytrain.watch.magnitudes import Magnitudes, Tally
 from tinytrain.watch.nan_hunt import NanHunt, Place
@@ -249,6 +251,34 @@ def test_a_healthy_step_accuses_nobody_whatever_its_masks_hold(model, batch):
     hunt = hunted(squeezed(model, Masked()), batch, lines=True)
     assert not hunt.found and hunt.first is None and hunt.road() == []
     assert str(hunt).startswith("Everything that passed between 27 modules was finite. Nearest to FP16's end: ")
+
+
+class Masking(nn.Module):
+    """Hands scores with minus infinity from module to module, as masks are."""
+
+    def __init__(self, scale=1.0):
+        super().__init__()
+        self.mask, self.softmax, self.scale = nn.Identity(), nn.Softmax(-1), scale
+
+    def forward(self, x):
+        scores = (self.scale * x) @ x.mT
+        scores = self.mask(scores.masked_fill(torch.ones(16, 16).triu(1).bool(), float("-inf")))
+        return self.softmax(scores) @ x
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_mask_that_is_handed_from_module_to_module_is_no_fault(lines, model, batch):
+    assert not hunted(squeezed(model, Masking()), batch, lines=lines).found
+    assert first_nonfinite(squeezed(model, Masking()), [dict(zip(("input_ids", "labels"), batch, strict=True))]) == ""
+
+
+def test_minus_infinity_is_a_fault_beside_huge_numbers_and_where_nothing_else_is_left():
+    assert not is_bad(torch.tensor([1.0, -math.inf]), "forward")
+    assert is_bad(torch.tensor([1.0, -math.inf]), "backward")
+    assert is_bad(torch.tensor([1e37, -math.inf]), "forward") and is_bad(torch.full((2,), -math.inf), "forward")
+    assert is_bad(torch.tensor([1.0, math.inf]), "forward") and is_bad(torch.tensor([math.nan, -math.inf]), "forward")
+    assert is_bad(torch.tensor([700.0, -math.inf]).half(), "forward") and not is_bad(torch.empty(0), "forward")
+    assert is_bad(torch.tensor([1.0, math.inf], device="meta"), "forward").device.type == "meta", "no device waits"
 
 
 def test_the_road_leads_to_the_first_bad_place_with_growing_numbers(model, batch):

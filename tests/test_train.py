@@ -11,7 +11,7 @@ import tinytrain.train
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import FIELDS, read_run
 from tinytrain.step import train_step
-from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, count_padding
+from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, clip_factor, count_padding
 from tinytrain.watch.live import LivePlot
 
 CONFIG = TrainConfig(total_steps=6, max_lr=1e-3, warmup_steps=2)
@@ -115,6 +115,25 @@ def test_an_iterator_as_validation_is_refused(model, data, rows):
 def test_a_model_left_in_eval_mode_is_trained_in_train_mode(model, data):
     Trainer(model.eval(), data, CONFIG).fit()
     assert all(module.training for module in model.modules())
+
+
+def test_the_log_says_what_clipping_left_how_many_positions_and_how_much_memory_there_is(tmp_path):
+    ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[1, 5:] = 0
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:].masked_fill(mask == 0, -100), "attention_mask": mask}
+    config = TrainConfig(total_steps=3, max_lr=1e-3, max_grad_norm=0.5, out=tmp_path)
+    Trainer(GPT(PRESETS["nano"]), lambda n: [batch, batch], config).fit()
+    for record in read_run(tmp_path):
+        assert record["clip_factor"] == pytest.approx(0.5 / record["grad_norm"], rel=1e-4) and record["clip_factor"] < 1
+        assert (record["positions"], record["tokens"], record["padding"]) == (32, 26, 6 / 32)
+        assert record["memory_limit_bytes"] > record["memory_bytes"]
+
+
+def test_a_short_gradient_is_left_alone_and_of_a_bad_one_nothing_is_said():
+    assert clip_factor(0.3, 1.0) == 1.0 and clip_factor(4.0, math.inf) == 1.0
+    assert clip_factor(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)
+    assert math.isnan(clip_factor(math.inf, 1.0)) and math.isnan(clip_factor(math.nan, 1.0))
 
 
 def test_padding_is_a_share_of_all_positions():

@@ -34,6 +34,7 @@ from tinytrain.seeds import generator_for
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import FitReport, TrainConfig, Trainer, TrainingFailedError
 from tinytrain.watch import preflight as watch
+from tinytrain.watch.doctor import diagnose
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
 
 OPTIONS = "run.json"
@@ -112,6 +113,16 @@ class Preflight:
     """of a preset's weights, of a factory's, and of random ids"""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Say what is wrong with a run, from its log alone; exit status 1 if something is."""
+
+    folder: tyro.conf.Positional[Path]
+    """folder of the run"""
+    vocab_size: int | None = None
+    """tokens in the vocabulary: the first loss is then compared with its ln"""
+
+
 def train(options: Train) -> FitReport:
     """Train as ``options`` say; returns how the run ended."""
     return _in_processes(options.processes, _train, options)
@@ -141,6 +152,13 @@ def preflight(options: Preflight) -> bool:
     print(report := watch.Report(tuple(lines)))
     print("No line failed." if report.passed else f"{len(report.failed)} failed. Mend the first: {report.failed[0]}")
     return report.passed
+
+
+def doctor(options: Doctor) -> bool:
+    """Print what is wrong with the run in ``options.folder``; True if nothing is."""
+    findings = diagnose(options.folder, vocab_size=options.vocab_size)
+    print(findings)
+    return not findings
 
 
 def _batch_for(model: torch.nn.Module, options: Preflight) -> tuple[dict[str, torch.Tensor], str]:
@@ -316,13 +334,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sample may hold characters that a terminal has not
     options = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train, "resume": Resume, "preflight": Preflight},
+        {"train": Train, "resume": Resume, "preflight": Preflight, "doctor": Doctor},
         prog="python -m tinytrain",
         description="Train small language models from the command line.",
         args=arguments,
     )
     if isinstance(options, Preflight):
-        return _preflight_status(options)
+        return _status(lambda: preflight(options))
+    if isinstance(options, Doctor):
+        return _status(lambda: doctor(options))
     folder = options.out if isinstance(options, Train) else options.folder
     try:
         report = (
@@ -344,9 +364,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if report.stopped_by == "interrupt" else 0
 
 
-def _preflight_status(options: Preflight) -> int:
+def _status(healthy: Callable[[], bool]) -> int:
+    """The exit status of a command that looks at something: 0 if it is healthy."""
     try:
-        return 0 if preflight(options) else 1
+        return 0 if healthy() else 1
     except (ValueError, OSError) as error:
         print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
-from tinytrain.trace import Blame, Passage, Phase, Role, Trace, blame
+from tinytrain.trace import Blame, Passage, Phase, Role, Trace, blame, is_bad
 
 
 def first_nonfinite(
@@ -40,7 +40,7 @@ def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> 
 
     def see(phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
         nonlocal worst
-        bad = not bool(tensor.isfinite().all())
+        bad = bool(is_bad(tensor, phase))
         worst = worst or (_worst(tensor) if bad else "")
         passages.append(Passage(phase, tuple(roles), bad))
 

@@ -3,14 +3,18 @@
 Others look at what passes: ``nonfinite.py`` after a bad step, ``watch/nan_hunt.py`` whenever asked to.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 Phase = Literal["forward", "backward"]
+NEAR_THE_END = 0.01
+"""share of a format's largest number: 655 in FP16, more than any score that a mask is laid over"""
 OUTSIDE = ""
 """the "module" of what happens before or behind the model: the data, the loss, the scale"""
 
@@ -128,9 +132,25 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from (part for part in vars(value).values() if isinstance(part, Tensor))
 
 
+def is_bad(tensor: Tensor, phase: Phase) -> Tensor:
+    """Whether a tensor holds NaN or infinity that nobody meant; a truth value ``[]`` on the tensor's device.
+
+    On the way forward, minus infinity beside ordinary numbers is how masks forbid a place, and is no fault. It is one
+    where nothing else is left, and beside numbers that come near the end of the format's range.
+    """
+    finite = tensor.isfinite()
+    bad = ~finite.all()
+    if phase == "backward" or tensor.numel() == 0 or (tensor.device.type == "cpu" and not bad):
+        return bad
+    forbidden = (tensor == -math.inf) | finite
+    largest = tensor.abs().where(finite, 0).amax()
+    mask = forbidden.all() & finite.any() & (largest < NEAR_THE_END * torch.finfo(tensor.dtype).max)
+    return bad & ~mask
+
+
 @dataclass(frozen=True)
 class Passage:
-    """One tensor that passed, and whether it was bad: infinite or NaN somewhere."""
+    """One tensor that passed, and whether it was bad, as ``is_bad`` says."""
 
     phase: Phase
     roles: tuple[Role, ...]

@@ -1,6 +1,5 @@
 """Runs made sick on purpose, and healthy ones to compare with: small models, real training, a second or so each."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,11 +27,13 @@ class Sick:
     done: str
     """what was done to it"""
     finding: str
-    """what the doctor must name first; empty where the log shows nothing"""
+    """what the doctor must name first; empty where the log alone shows nothing"""
     row: str
     """the line of the two tables of symptoms that it stands for"""
     train: Callable[[Path, int], None]
     """trains it in a folder, with a seed"""
+    beside: str = ""
+    """what it must name first when it compares with the healthy run called small"""
 
 
 def make(name: str, folder: str | Path, seed: int = 0) -> Run:
@@ -207,7 +208,7 @@ def _other_text(folder: Path, seed: int) -> None:
 
 
 def _slow_data(folder: Path, seed: int) -> None:
-    train(folder, seed, data=parts.Slow(batches(seed), lambda n: 0.003), validation=None)
+    train(folder, seed, data=parts.Slow(batches(seed), parts.Waits(1.0)), validation=None)
 
 
 def _hooks(folder: Path, seed: int) -> None:
@@ -219,17 +220,18 @@ def _kept_graphs(folder: Path, seed: int) -> None:
 
 
 def _slow_network(folder: Path, seed: int) -> None:
-    launch(_one_of_two, 2, folder, seed, 16, 100, 32, 0.006)
+    launch(_one_of_two, 2, folder, seed, 16, 100, 32, 2.0)
 
 
 def _one_of_two(
-    _rank: int, folder: Path, seed: int, batch_size: int, steps: int, d_model: int, network_seconds: float = 0.0
+    rank: int, folder: Path, seed: int, batch_size: int, steps: int, d_model: int, network: float = 0.0
 ) -> None:
-    """A run in two processes, with a network that takes ``network_seconds`` longer for each message."""
+    """A run in two processes; each message between them takes ``network`` times as long as the work before it."""
     send = default_hooks.allreduce_hook
+    wait = parts.Waits(network if rank == 0 else 0.0)  # if both waited, each would wait for the other's wait
 
     def slow(group: Any, bucket: Any) -> Any:
-        time.sleep(network_seconds)
+        wait()
         return send(group, bucket)
 
     with patch.object(default_hooks, "allreduce_hook", slow):
@@ -246,23 +248,34 @@ SICK: dict[str, Sick] = {
     ),
     "lr too small": Sick("max_lr 3e-6", "loss hardly moves", "R3 loss hardly moves: lr too small; R4.1", _cold),
     "lr stays 0": Sick(
-        "a warmup that divides whole numbers", "lr off its plan", "R3 loss hardly moves: lr",
+        "a warmup that divides whole numbers",
+        "lr off its plan",
+        "R3 loss hardly moves: lr",
         partial(_with, config=parts.AlwaysZero),
     ),
     "schedule per micro-batch": Sick(
-        "four micro-batches, and the schedule moves on with each", "lr off its plan", "R3: lr",
+        "four micro-batches, and the schedule moves on with each",
+        "lr off its plan",
+        "R3: lr",
         partial(_with, config=parts.PerMicroBatch),
     ),
     "lr climbs again": Sick(
-        "a cosine told half the length of the run", "lr off its plan", "R3: lr", partial(_with, config=parts.ClimbsAgain)
+        "a cosine told half the length of the run",
+        "lr off its plan",
+        "R3: lr",
+        partial(_with, config=parts.ClimbsAgain),
     ),
     "lr jumps": Sick(
-        "the schedule starts anew after half of the run", "lr off its plan", "R3: lr",
+        "the schedule starts anew after half of the run",
+        "lr off its plan",
+        "R3: lr",
         partial(_with, config=parts.StartsAnew),
     ),
     "bad batch": Sick("two batches of random bytes, no clipping", "spike", "R4.2 exploding gradients", _bad_batch),
     "clipped to nothing": Sick(
-        "max_grad_norm 1e-9", "gradients clipped away", "R3 loss hardly moves: clipped to 0",
+        "max_grad_norm 1e-9",
+        "gradients clipped away",
+        "R3 loss hardly moves: clipped to 0",
         partial(_with, max_grad_norm=1e-9),
     ),
     "missing embedding row": Sick(
@@ -271,33 +284,53 @@ SICK: dict[str, Sick] = {
     "NaN in the data": Sick(
         "three batches whose numbers from a file hold a NaN", "loss not finite", "R3 loss is NaN: data", _missing_number
     ),
-    "FP16 overflow": Sick(
-        "norms squared in FP16", "loss scale collapses", "R3 loss is NaN: FP16 overflow", _half_norm
-    ),
+    "FP16 overflow": Sick("norms squared in FP16", "loss scale collapses", "R3 loss is NaN: FP16 overflow", _half_norm),
     "scale soars": Sick(
-        "logits clamped on the wrong side, so that no gradient comes through", "loss scale soars", "R3 loss is NaN: the scale",
+        "logits clamped on the wrong side, so that no gradient comes through",
+        "loss scale soars",
+        "R3 loss is NaN: the scale",
         _nothing_to_scale,
     ),
-    "embedding init": Sick("init_std 1 in place of 0.02", "initial loss", "R3: bad embedding init; R4.5", _wide_embedding),
-    "mask lets see": Sick("a mask off by one", "too good to be true", "R3 loss hardly moves: mask wrong; R4.4",
-        partial(_mask, parts.Looking),),
-    "mask inverted": Sick("the mask is the wrong way round", "too good to be true", "R4.4 mask",
-        partial(_mask, parts.Inverted),),
+    "embedding init": Sick(
+        "init_std 1 in place of 0.02", "initial loss", "R3: bad embedding init; R4.5", _wide_embedding
+    ),
+    "mask lets see": Sick(
+        "a mask off by one",
+        "too good to be true",
+        "R3 loss hardly moves: mask wrong; R4.4",
+        partial(_mask, parts.Looking),
+    ),
+    "mask inverted": Sick(
+        "the mask is the wrong way round",
+        "too good to be true",
+        "R4.4 mask",
+        partial(_mask, parts.Inverted),
+    ),
     "labels not shifted": Sick("labels are the inputs", "too good to be true", "R4.3 not aligned", _unshifted),
     "all labels ignored": Sick(
-        "every label -100 from batch 41 on", "updates skipped", "R3 loss hardly moves: ignore_index", _nothing_to_predict
+        "every label -100 from batch 41 on",
+        "updates skipped",
+        "R3 loss hardly moves: ignore_index",
+        _nothing_to_predict,
     ),
     "some batches without labels": Sick(
         "12 batches in a row have no label", "updates skipped", "R4.3 labels", _some_without_targets
     ),
     "padding as target": Sick(
-        "labels at padding are 0 and not -100", "padding is trained on", "R4.3 padding labels not -100",
+        "labels at padding are 0 and not -100",
+        "padding is trained on",
+        "R4.3 padding labels not -100",
         _padding_as_target,
     ),
     "labels shuffled": Sick(
-        "labels in another order than their inputs", "loss stuck", "R4.3 inputs and labels not aligned", _shuffled_labels
+        "labels in another order than their inputs",
+        "loss stuck",
+        "R4.3 inputs and labels not aligned",
+        _shuffled_labels,
     ),
-    "same batch always": Sick("the data gives its first batch for every n", "overfitting", "R4.3 memorised", _same_batch),
+    "same batch always": Sick(
+        "the data gives its first batch for every n", "overfitting", "R4.3 memorised", _same_batch
+    ),
     "tiny corpus": Sick("2,048 bytes, 75 epochs", "overfitting", "R3 train falls, eval rises", _tiny_corpus),
     "a few rows": Sick("16 rows, 150 epochs, no evaluation", "memorising", "R4.3 too little data", _few_rows),
     "evaluated on other text": Sick(
@@ -307,22 +340,26 @@ SICK: dict[str, Sick] = {
         "the flag of dropout the wrong way round", "evaluation apart", "R3 train falls, eval rises", _wrong_dropout
     ),
     "much padding": Sick("rows of mixed lengths, padded as they come", "slow: padding", "R3 slow: padding", _padding),
-    "slow data": Sick("3 ms wait for each batch", "slow: waiting for data", "R3 slow: data loader", _slow_data),
+    "slow data": Sick(
+        "each batch takes as long as its update", "slow: waiting for data", "R3 slow: data loader", _slow_data
+    ),
     "slower and slower": Sick("a hook more in each update", "throughput falls", "R3 slow", _hooks),
     "graphs kept": Sick("a list keeps the logits of all updates", "memory grows", "R3 out of memory", _kept_graphs),
     "slow network": Sick(
-        "two processes, and 6 ms more for each message between them", "slow: exchange", "R3 several GPUs hardly faster",
+        "two processes whose messages take twice as long as their work",
+        "slow: exchange",
+        "R3 several GPUs hardly faster",
         _slow_network,
     ),
-    "much decay": Sick("weight_decay 150 at a constant lr", "loss stuck", "R4.4 decay", _much_decay),
-    "decay on norms": Sick("weight decay on gains and biases too", "", "R4.4 decay on the wrong parameters", _decay_on_norms),
+    "much decay": Sick("weight_decay 150 at a constant lr", "", "R4.4 decay", _much_decay, "behind the other run"),
+    "decay on norms": Sick(
+        "weight decay on gains and biases too", "", "R4.4 decay on the wrong parameters", _decay_on_norms
+    ),
     "embeddings not scaled": Sick(
         "embeddings a sixth of what they should be", "", "R4.4 embedding scale", _small_embeddings
     ),
-    "no residual scaling": Sick(
-        "12 layers, outputs not divided by sqrt(2 * layers)", "", "R4.5 initialisation", _deep
-    ),
-}  # fmt: skip
+    "no residual scaling": Sick("12 layers, outputs not divided by sqrt(2 * layers)", "", "R4.5 initialisation", _deep),
+}
 """Name of a run: what was done to it, and what the doctor must say."""
 
 
@@ -341,8 +378,8 @@ def _resumed(folder: Path, seed: int) -> None:
 HEALTHY: dict[str, Callable[[Path, int], None]] = {
     "small": _with,
     "nano": _nano,
-    "three layers, high lr": lambda folder, seed: train(
-        folder, seed, model=partial(small, seed, n_layers=3), max_lr=1.5e-2
+    "three layers, higher lr": lambda folder, seed: train(
+        folder, seed, model=partial(small, seed, n_layers=3), max_lr=1e-2
     ),
     "low lr": partial(_with, max_lr=1e-3, total_steps=300),
     "dropout": lambda folder, seed: train(folder, seed, model=partial(small, seed, dropout=0.2)),

@@ -287,15 +287,26 @@ def shuffled(labels: Tensor) -> Tensor:
     return labels.flatten()[torch.randperm(labels.numel(), generator=generator)].view_as(labels)
 
 
+class Waits:
+    """Waits ``times`` as long as what lies between two waits, so that its share is the same on a busy machine."""
+
+    def __init__(self, times: float) -> None:
+        self.times, self._ended = times, time.perf_counter()
+
+    def __call__(self) -> None:
+        time.sleep(min(0.2, self.times * (time.perf_counter() - self._ended)))
+        self._ended = time.perf_counter()
+
+
 @dataclass
 class Slow:
-    """Data that waits before each batch: ``seconds(n)``."""
+    """Data for each batch of which one waits."""
 
     data: RowBatches
-    seconds: Callable[[int], float]
+    wait: Waits
 
     def __getitem__(self, n: int) -> list[Batch]:
-        time.sleep(self.seconds(n))
+        self.wait()
         return self.data[n]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tinytrain.distributed.wrap import is_sharded
-from tinytrain.trace import OUTSIDE, Blame, Passage, Phase, Role, Trace, blame
+from tinytrain.trace import OUTSIDE, Blame, Passage, Phase, Role, Trace, blame, is_bad
 from tinytrain.watch.magnitudes import Magnitudes, Tally
 from tinytrain.watch.operations import Operation, Operations, operations, own
 from tinytrain.watch.table import Table, short
@@ -92,7 +92,7 @@ class NanHunt:
             tensor.register_hook(self._tallies["backward"][name].add)
 
     def _see(self, phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
-        self._seen.append((phase, tuple(roles), ~tensor.isfinite().all()))
+        self._seen.append((phase, tuple(roles), is_bad(tensor, phase)))
         wanted = "output" if phase == "forward" else "input"
         for name in dict.fromkeys(role.module for role in roles if role.side == wanted):
             self._tallies[phase][name].add(tensor)

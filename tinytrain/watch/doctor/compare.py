@@ -4,7 +4,7 @@ import numpy as np
 
 from tinytrain.watch.doctor.curve import PREFLIGHT
 from tinytrain.watch.doctor.finding import Finding
-from tinytrain.watch.doctor.reading import Reading, spread
+from tinytrain.watch.doctor.reading import Reading, medians, spread
 
 TOO_GOOD = 0.10
 """share of the first loss. Bytes of English end at 0.6 to 0.7 nats with the best compressors, 0.11 to 0.13 of ln 256;
@@ -13,6 +13,9 @@ TURNED = 0.02
 """share by which the evaluation must have risen over its lowest. In the healthy runs it rises by 0.01 at most"""
 APART = 0.20
 """share by which evaluation lies above training while no row was seen twice. Healthy runs: up to 0.13"""
+BEHIND = 0.05
+"""share by which the loss lies above that of the run it is compared with. The healthy small run differs by up to 0.02
+between seeds at its end"""
 PADDED = 1.001
 """targets over positions that carry a token; more than 1 cannot be"""
 
@@ -37,6 +40,42 @@ def padding_trained(reading: Reading) -> list[Finding]:
     ]
 
 
+def behind(reading: Reading, other: Reading) -> list[Finding]:
+    """A loss that lies above another run's at the same update: what a log alone cannot show."""
+    mine, its = _by_step(reading), _by_step(other)
+    common = sorted(set(mine) & set(its))
+    if len(common) < 20:
+        return []
+    a, b = (np.array([losses[step] for step in common]) for losses in (mine, its))
+    late = slice(-max(10, len(common) // 5), None)
+    ends, share = (float(np.median(a[late])), float(np.median(b[late]))), spread(a[late] - b[late])
+    if ends[0] - ends[1] <= max(BEHIND * ends[1], 3 * share / np.sqrt(len(a[late]))):
+        return []
+    ratio = medians(a, reading.width) / medians(b, reading.width)
+    near = np.flatnonzero(ratio <= 1 + BEHIND)
+    start = common[min((int(near[-1]) + 1 if len(near) else 0) * reading.width, len(common) - 1)]
+    line = int(reading.made[list(mine).index(start)])
+    return [
+        reading.finding(
+            line,
+            name="behind the other run",
+            stage="shape",
+            symptom="the loss lies above that of the run that it is compared with",
+            evidence=f"{ends[0]:.3f} nats against {ends[1]:.3f} ({ends[0] / ends[1] - 1:+.1%}) at update {common[-1]}",
+            cause="what differs between the two runs; if more than one thing does, nothing can be said",
+            checks=(
+                "list what differs, and change one thing at a time",
+                f"decay groups, initial scale, embeddings: {PREFLIGHT}",
+                "repeat both with other seeds",
+            ),
+        )
+    ]
+
+
+def _by_step(reading: Reading) -> dict[int, float]:
+    return {reading.at(int(line)): float(loss) for line, loss in zip(reading.made, reading.loss, strict=True)}
+
+
 def evaluations(reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(lines, evaluation losses, training losses just before) where an evaluation was made."""
     values = reading.column("eval_loss")
@@ -59,8 +98,8 @@ def apart(reading: Reading) -> list[Finding]:
             name="evaluation apart",
             stage="eval",
             symptom="evaluation is far above training before anything could be learnt by heart",
-            evidence=f"{held[i]:.3f} nats against {train[i]:.3f} in training ({held[i] / train[i] - 1:+.0%}); at the last "
-            f"evaluation {held[-1]:.3f} against {train[-1]:.3f}",
+            evidence=f"{held[i]:.3f} nats against {train[i]:.3f} in training ({held[i] / train[i] - 1:+.0%}); "
+            f"at the last evaluation {held[-1]:.3f} against {train[-1]:.3f}",
             cause="another kind of text, another tokenizer or another mode: dropout left on in evaluation",
             checks=(
                 "evaluate on rows of the training text: is that as far away?",
@@ -90,8 +129,8 @@ def overfitting(reading: Reading) -> list[Finding]:
             name="overfitting",
             stage="eval",
             symptom="evaluation rises while training falls",
-            evidence=f"evaluation lowest with {held[low]:.3f} nats, {held[-1]:.3f} at the end; training {train[low]:.3f} "
-            f"then {train[-1]:.3f}" + (f"; epoch {epoch:.0f}" if np.isfinite(epoch) else ""),
+            evidence=f"evaluation lowest with {held[low]:.3f} nats, {held[-1]:.3f} at the end; "
+            f"training {train[low]:.3f} then {train[-1]:.3f}" + (f"; epoch {epoch:.0f}" if np.isfinite(epoch) else ""),
             cause="too little text for this model and this many updates",
             checks=(
                 "keep the weights of the lowest evaluation",
@@ -109,7 +148,7 @@ def very_low(reading: Reading) -> list[Finding]:
     if not len(low) or reading.level > TOO_GOOD * reading.first_loss:
         return []
     line = reading.lines_of(int(low[0]))
-    lines, held, _ = evaluations(reading)
+    _, held, _ = evaluations(reading)
     epoch = reading.column("epoch")[line]
     numbers = f"{reading.first_loss:.3g} nats at first, {reading.level:.3g} at the end"
     numbers += f"; evaluation {held[-1]:.3g}" if len(held) else "; no evaluation"

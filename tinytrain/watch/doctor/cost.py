@@ -101,8 +101,8 @@ def exchange(reading: Reading) -> list[Finding]:
             name="slow: exchange",
             stage="cost",
             symptom="processes spend much of each update on exchanging gradients",
-            evidence=f"{np.median(share):.0%} of the update's time with {np.nanmax(processes):.0f} processes, after the "
-            f"last gradient was computed",
+            evidence=f"{np.median(share):.0%} of the update's time with {np.nanmax(processes):.0f} processes, "
+            "after the last gradient was computed",
             cause="too little work in each update for its exchange, a slow network, or one process that is slower",
             checks=(
                 "more rows in each update, or accumulation: one exchange for more work",

@@ -8,7 +8,7 @@ from tinytrain.watch.doctor.finding import Finding
 from tinytrain.watch.doctor.reading import Reading
 
 LARGEST_LN_V = 12.6
-"""nats: ln 300,000, more tokens than the vocabularies of today's models have. A model that knows nothing starts at ln V"""
+"""nats: ln 300,000, more tokens than today's vocabularies have. A model that knows nothing starts at ln V"""
 BAND = 0.5
 """nats around ln V in which a fresh model starts; the same as in preflight"""
 MOVED = 0.03
@@ -87,7 +87,7 @@ def hardly_moves(reading: Reading) -> list[Finding]:
             symptom="the loss is where it began",
             evidence=f"{reading.first_loss:.3f} nats at first, {reading.level:.3f} at the end of "
             f"{len(reading.made)} updates{rate}",
-            cause="a learning rate far too small, gradients clipped or cut off, or weights that decay as fast as they grow",
+            cause="a learning rate far too small, gradients clipped or cut off, or a decay as fast as the learning",
             checks=(
                 "is grad_norm above 0, and clip_factor not next to 0?",
                 "try a learning rate 10 and 100 times as large",
@@ -112,9 +112,10 @@ def stuck(reading: Reading) -> list[Finding]:
             name="loss stuck",
             stage="shape",
             symptom="the loss fell at first, and has not moved since",
-            evidence=f"{early:.3f} nats after a quarter of the run, {late:.3f} at its end ({(early - late) / early:+.1%})",
-            cause="the model learns how frequent tokens are and nothing more: labels that do not belong to their inputs, a "
-            "mask that hides the past, a decay or learning rate far too large",
+            evidence=f"{early:.3f} nats after a quarter of the run, {late:.3f} at its end "
+            f"({(late - early) / early:+.1%})",
+            cause="the model learns how frequent tokens are and nothing more: labels that do not belong to their "
+            "inputs, a mask that hides the past, a decay or learning rate far too large",
             checks=(
                 "decode one row of inputs and labels and read them side by side",
                 "try a tenth of the learning rate, then weight_decay 0.1",

@@ -64,7 +64,7 @@ def unstable(reading: Reading) -> list[Finding]:
     last = reading.smooth[-1] if len(reading.smooth) else 0.0
     if not rises or (len(rises) == 1 and last < RISE * rises[0][1]):
         return []  # up once and down again: a spike, if anything
-    window, lowest, highest = rises[0]
+    window, lowest, _ = rises[0]
     line, warmup = reading.lines_of(window), reading.rising()
     lr = reading.column("lr")
     rate = f", at a learning rate of {lr[line]:.3g}" if np.isfinite(lr[line]) else ""
@@ -196,7 +196,7 @@ def scale(reading: Reading) -> list[Finding]:
                 stage="event",
                 symptom="the loss scale grows without end: there is no gradient that could overflow",
                 evidence=f"from {values[known[0]]:.6g} up to {values[known].max():.6g}{_vanished_words(reading)}",
-                cause="gradients are 0 or nearly so: something cuts the graph, saturates, or overflowed to infinity before",
+                cause="gradients are 0 or nearly so: something cuts the graph, saturates, or overflowed before",
                 checks=(
                     "print the gradient's norm of each parameter",
                     "look for clamps, where, detach and no_grad on the way from the weights to the loss",
@@ -232,7 +232,7 @@ def vanished(reading: Reading) -> list[Finding]:
             stage="event",
             symptom="the gradient's norm is 0 or nearly so",
             evidence=f"in {count} of {len(reading.made)} updates",
-            cause="something cuts the graph, saturates, or every parameter is frozen; in FP16, gradients too small for it",
+            cause="something cuts the graph, saturates, or all is frozen; in FP16, gradients too small for it",
             checks=(
                 "print the gradient's norm of each parameter",
                 "look for clamps, where, detach and no_grad on the way from the weights to the loss",

@@ -36,12 +36,15 @@ def diagnose(
     *,
     config: TrainConfig | None = None,
     vocab_size: int | None = None,
+    beside: Run | str | Path | Iterable[Mapping[str, Any]] | None = None,
 ) -> Findings:
     """What is wrong with a run, the most likely root first; empty for one in which nothing is.
 
     ``run`` is a ``Run``, the folder of one, or any records with ``loss`` and whatever other fields of
     ``runlog.FIELDS`` there are: what they do not tell is listed in ``Findings.not_seen``. With ``config`` the learning
-    rates are compared with those planned, one by one; with ``vocab_size`` the first loss is compared with ln V.
+    rates are compared with those planned, one by one; with ``vocab_size`` the first loss is compared with ln V; with
+    ``beside``, a healthy run of the same length, the losses at the same updates are compared: some faults make a run
+    slower to learn and leave no other sign.
 
     Raises ``FileNotFoundError`` for a folder without a log and ``ValueError`` for a log without a line, or without
     a loss in any.
@@ -53,7 +56,7 @@ def diagnose(
     found: list[Finding] = []
     looked_for: list[str] = []
     not_seen: dict[str, str] = {}
-    for check in _checks(config, vocab_size):
+    for check in _checks(config, vocab_size, None if beside is None else _read(beside)):
         if why := _cannot(check, reading):
             not_seen |= dict.fromkeys(check.names, why)
         else:
@@ -63,8 +66,13 @@ def diagnose(
     return Findings(found, lines=reading.n, looked_for=looked_for, not_seen=not_seen)
 
 
-def _checks(config: TrainConfig | None, vocab_size: int | None) -> list[Check]:
+def _checks(config: TrainConfig | None, vocab_size: int | None, beside: Reading | None) -> list[Check]:
     plan, initial = partial(rate.off_plan, config=config), partial(curve.initial, vocab_size=vocab_size)
+    compared = (
+        []
+        if beside is None
+        else [Check(("behind the other run",), ("loss",), FEW, partial(compare.behind, other=beside))]
+    )
     return [
         Check(("lr off its plan",), ("lr",), 2, plan),
         Check(("padding is trained on",), ("tokens", "positions", "padding"), 1, compare.padding_trained),
@@ -78,6 +86,7 @@ def _checks(config: TrainConfig | None, vocab_size: int | None) -> list[Check]:
         Check(("no gradient",), ("grad_norm",), 3, events.vanished),
         Check(("loss hardly moves",), ("loss",), CURVE, curve.hardly_moves),
         Check(("loss stuck",), ("loss",), CURVE, curve.stuck),
+        *compared,
         Check(("evaluation apart",), ("loss", "eval_loss"), FEW, compare.apart),
         Check(("overfitting",), ("loss", "eval_loss"), FEW, compare.overfitting),
         Check(("too good to be true", "memorising"), ("loss",), FEW, compare.very_low),

@@ -15,8 +15,10 @@ DOWN, UP = 0.9, 0.05
 """shares of the largest rate: once it has come down under the first, a rise by the second is a climb. A plan only falls
 after its top; rates in a log are exact, so that any bound above rounding would do"""
 DROP = 0.5
-"""a rate that falls by more than this share in one update, unless it is level on both sides (a decay in steps). A cosine
-over 20 updates falls by at most a quarter at once before its last tenth"""
+"""a rate that falls by more than this share in one update, unless it is level on both sides (a decay in steps). A
+cosine over 20 updates falls by at most a quarter at once before its last tenth"""
+SHORT = 20
+"""updates; a shorter plan is so steep that a step of it cannot be told from a jump"""
 FLOOR_SHARE = 0.4
 """of the updates, spent at the lowest rate at the end of a decay: plans end there, they do not live there"""
 FASTER = range(2, 65)
@@ -61,7 +63,8 @@ def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainC
     return (
         known[i],
         "the learning rate is not the planned one",
-        f"{lr[known[i]]:.4g}, planned {plan[i]:.4g}, at {reading.place(int(known[i]))}; {len(wrong)} of {len(known)} differ",
+        f"{lr[known[i]]:.4g}, planned {plan[i]:.4g}, at {reading.place(int(known[i]))}; "
+        f"{len(wrong)} of {len(known)} differ",
         cause,
     )
 
@@ -82,7 +85,7 @@ def _guessed(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Any:
             f"0, then {values[1]:.3g}, up to {top:.3g}",
             "the warmup counts from 0: the first update is wasted, and each later one comes one late",
         )
-    if reading.is_sweep():
+    if reading.is_sweep() or len(values) < SHORT:
         return None
     return _jump(reading, values, known, top) or _floor(reading, values, known, top)
 
@@ -121,7 +124,7 @@ def _floor(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) 
     low = float(values[peak:].min())
     at_floor = (values <= low * (1 + SAME)) & (np.arange(len(values)) > peak)
     start = len(values) - int(np.argmin(at_floor[::-1]))
-    if len(values) < 20 or low >= 0.5 * top or len(values) - start < FLOOR_SHARE * len(values) or _level(values, start):
+    if low >= 0.5 * top or len(values) - start < FLOOR_SHARE * len(values) or _level(values, start):
         return None
     return (
         known[start],
