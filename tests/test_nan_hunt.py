@@ -281,6 +281,18 @@ def test_minus_infinity_is_a_fault_beside_huge_numbers_and_where_nothing_else_is
     assert is_bad(torch.tensor([1.0, math.inf], device="meta"), "forward").device.type == "meta", "no device waits"
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_sparse_gradients_are_looked_at_too(lines):
+    layers = nn.Sequential(nn.Embedding(4, 8, sparse=True), nn.Linear(8, 1))
+    with NanHunt(layers, lines=lines) as hunt:
+        layers(torch.tensor([[1, 2]])).sum().backward()
+    assert not hunt.found
+    layers[0].weight.register_hook(lambda gradient: gradient * math.inf)
+    with NanHunt(layers, lines=lines) as hunt:
+        layers(torch.tensor([[1, 2]])).sum().backward()
+    assert hunt.accused == "0"
+
+
 def test_the_road_leads_to_the_first_bad_place_with_growing_numbers(model, batch):
     class Times1000(nn.Module):
         def forward(self, x):
@@ -331,6 +343,7 @@ def test_the_tables_hold_outputs_and_the_gradients_that_leave(batch):
 def test_what_broke_stands_first_in_the_headroom(model, batch):
     rows = hunted(squeezed(model, Overflowing()), batch).headroom().rows
     broken = [row[0] for row in rows if row[4] != "0"]
+    assert rows[0][3] == "none"
     assert broken == [row[0] for row in rows[: len(broken)]] and "blocks.1.feed_forward_norm" in broken
 
 

@@ -114,6 +114,7 @@ class Trace:
 
     def _told(self, roles: list[Role]) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient
             self._see("backward", tuple(roles), gradient.detach())
 
         return hook

@@ -47,6 +47,9 @@ class NanHunt:
     Inside it, forward and backward take two to six times as long; with ``lines=True`` seven to twenty. The
     numbers are read when they are asked for, so that a GPU does not wait (with ``lines=True`` it does).
 
+    Modules with hooks take the plain path where torch has a fused one: ``nn.TransformerEncoder`` in evaluation computes
+    otherwise while it is watched, and a NaN of its fast path is not seen.
+
     Raises ``ValueError`` for a compiled or sharded model, in which hooks do not see what runs.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
@@ -153,7 +156,10 @@ class NanHunt:
                     rows.append((size.headroom, name, phase, size))
         rows.sort(key=lambda row: row[0])
         heads = ["module", "pass", "largest", "doublings left", "infinite or NaN", "would be infinite", "would be 0"]
-        cells = [[name, phase, short(s.largest), f"{s.headroom:.1f}", *_shares(s)] for _, name, phase, s in rows]
+        cells = [
+            [name, phase, short(s.largest), f"{s.headroom:.1f}".replace("-inf", "none"), *_shares(s)]
+            for _, name, phase, s in rows
+        ]
         return Table(heads, cells, marked={i for i, row in enumerate(rows) if row[0] < 0})
 
     def road(self) -> list[str]:

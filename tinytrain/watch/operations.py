@@ -94,7 +94,12 @@ def _worst(value: Any) -> int:
     A mask is filled with -inf on purpose, so infinity that went in is no fault of an operation; NaN made of it is.
     """
     if isinstance(value, Tensor):
-        if not value.is_floating_point() or value.numel() == 0 or bool(torch.isfinite(value.detach()).all()):
+        if (
+            value.layout != torch.strided
+            or not value.is_floating_point()
+            or value.numel() == 0
+            or bool(torch.isfinite(value.detach()).all())
+        ):
             return 0
         return 2 if bool(torch.isnan(value.detach()).any()) else 1
     if isinstance(value, float):
