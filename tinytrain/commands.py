@@ -3,6 +3,7 @@
 ``python -m tinytrain train --preset nano --steps 200 --out runs/first``
 ``python -m tinytrain resume runs/first``
 ``python -m tinytrain preflight my_model.py:build``
+``python -m tinytrain doctor runs/first``
 ``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
 """
 
