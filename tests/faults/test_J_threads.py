@@ -6,6 +6,9 @@ speed that counts a part of the work only. Each notebook here runs in a real ker
 
 import re
 import time
+from itertools import count
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from nbclient import NotebookClient
 from test_J_notebooks import notebook, pictures, printed
 
 from tinytrain.data import RowBatches, TokenRows
+from tinytrain.distributed import launch
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import read_run
 from tinytrain.train import TrainConfig, Trainer
@@ -110,7 +114,7 @@ def test_J04_nothing_is_cleared_so_nothing_said_afterwards_can_vanish():
 def test_J10_tokens_per_second_count_every_micro_batch_of_an_update(tmp_path):
     """karpathy/nanoGPT#619, karpathy/nanochat#177: the last micro-batch's tokens over the whole update's time.
 
-    Here for one process, which is all a Trainer drives so far; the line says so.
+    Here on a real clock, in one process; below with the numbers of the case.
     """
     torch.manual_seed(0)
     rows = TokenRows(torch.randint(0, 256, (8 * 24 + 1,)), 8, vocab_size=256)
@@ -126,3 +130,22 @@ def test_J10_tokens_per_second_count_every_micro_batch_of_an_update(tmp_path):
         seconds = record["seconds_data"] + record["seconds_step"]
         assert seconds >= 0.2
         assert record["tokens_per_second"] == pytest.approx(64 / seconds, rel=1e-6)
+
+
+def fit_by_a_slow_clock(rank, folder):
+    """Two updates of 2 x 4 rows of 8 positions in each process; every look at the clock is 0.25 s after the last."""
+    torch.manual_seed(0)
+    rows = TokenRows(torch.randint(0, 256, (16 * 8 * 2 + 1,)), 8, vocab_size=256)
+    data = RowBatches(rows=rows, batch_size=16, micro_batch_size=4)
+    ticks = count()
+    clock = SimpleNamespace(perf_counter=lambda: 0.25 * next(ticks))
+    with mock.patch("tinytrain.train.time", clock):  # three looks: before the data, behind it, behind the update
+        Trainer(GPT(PRESETS["nano"]), data, TrainConfig(total_steps=2, max_lr=1e-3, out=folder)).fit()
+    return len(data.share(0, rank=rank, processes=2))
+
+
+def test_J10_two_processes_with_two_micro_batches_of_4_rows_of_8_in_half_a_second_are_256_tokens_a_second(tmp_path):
+    """128 would leave out the accumulation or the other process, 64 both."""
+    assert launch(fit_by_a_slow_clock, 2, str(tmp_path), device="cpu") == [2, 2], "micro-batches of each process"
+    assert [record["tokens_per_second"] for record in read_run(tmp_path)] == [256.0, 256.0]
+    assert [record["processes"] for record in read_run(tmp_path)] == [2, 2]
