@@ -387,6 +387,10 @@ def show_rerun(sick: Trial, mended: Trial, title: str, **others: Trial) -> Figur
     trials = {"sick": sick, "mended": mended} | {name.replace("_", " "): other for name, other in others.items()}
     curves = {name: (range(len(trial.run)), smooth(trial.series("loss"))) for name, trial in trials.items()}
     plot_curves(ax, curves, title=title, x="batch", y="loss (nats), mean of 5")
+    (line,) = [line for line in ax.lines if line.get_color() == INKS[0][0]][:1]  # the sick run, over the others
+    line.set(linewidth=3.0, alpha=0.7)
+    if gone := [n for n in range(1, len(sick.run)) if n in set(sick.nans) and n - 1 not in set(sick.nans)]:
+        ax.plot(gone, [curves["sick"][1][n - 1] for n in gone], "x", color="#b00020", markersize=6)
     return figure
 
 
@@ -429,11 +433,11 @@ def questions(trial: Trial) -> None:
     look_along(trial, sorted({0, first - 1, first, first + 1, (first + last) // 2, last}))
 
 
-def hunt(trial: Trial, n: int, *, lines: bool = False) -> NanHunt:
-    """Batch n once more, forward and backward with the scale of that step, under ``NanHunt``."""
+def hunt(trial: Trial, n: int, *, lines: bool = False, scale_times: float = 1.0) -> NanHunt:
+    """Batch n once more, forward and backward with ``scale_times`` the scale of that step, under ``NanHunt``."""
     model, batch, scale = trial.before(n)
     with NanHunt(model, lines=lines) as found:
-        (trial.loss(model, batch) * scale).backward()
+        (trial.loss(model, batch) * scale * scale_times).backward()
     return found
 
 
