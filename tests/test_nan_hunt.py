@@ -281,6 +281,78 @@ def test_minus_infinity_is_a_fault_beside_huge_numbers_and_where_nothing_else_is
     assert is_bad(torch.tensor([1.0, math.inf], device="meta"), "forward").device.type == "meta", "no device waits"
 
 
+class InPlace(nn.Module):
+    """Writes over what it was given, and makes a slope that is infinite."""
+
+    def forward(self, x):
+        return x.mul_(0).abs_().sqrt_()
+
+
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_module_that_writes_over_its_input_is_accused_and_not_the_one_behind_it(lines):
+    layers = nn.Sequential(nn.Linear(4, 4), InPlace(), nn.Linear(4, 4))
+    with NanHunt(layers, lines=lines) as hunt:
+        layers(torch.randn(2, 4)).sum().backward()
+    assert (hunt.accused, hunt.first.phase) == ("1", "backward")
+
+
+def test_nothing_stays_on_a_parameter_that_is_passed_as_an_argument_and_a_hunt_can_be_used_again(tmp_path):
+    class Query(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.layer = nn.Parameter(torch.ones(1, 4)), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.layer(self.query) * x
+
+    model, seen = Query(), []
+    hunt = NanHunt(model)
+    for _ in range(2):
+        with hunt:
+            model(torch.ones(1, 1)).sum().backward()
+        seen.append(hunt.modules()["layer"]["backward"].calls)
+    assert seen == [1, 1] and vars(model.query) == {} and not model.query._backward_hooks
+    torch.save(model.query, tmp_path / "query.pt")
+    torch.load(tmp_path / "query.pt", weights_only=True)
+
+
+def test_two_hunts_at_once_see_the_same(model, batch):
+    squeezed(model, Where())
+    with NanHunt(model) as one, NanHunt(model) as other:
+        step(model, batch)
+    assert one.accused == other.accused == "blocks.1.feed_forward_norm"
+
+
+def test_a_hook_of_the_users_own_that_fails_is_no_error_of_the_hunt():
+    class Trying(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.guarded, self.layer = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            try:
+                return self.guarded(x)
+            except ArithmeticError:
+                return self.layer(x / 0)
+
+    def fail(_module, _arguments):
+        raise ArithmeticError
+
+    model = Trying()
+    model.guarded.register_forward_pre_hook(fail)
+    with NanHunt(model) as hunt:
+        model(torch.ones(1, 2))
+    assert hunt.accused == "Trying"
+
+
+def test_numbers_beyond_float32_are_told_as_they_are():
+    layers = nn.Sequential(nn.Linear(2, 2)).double()
+    with NanHunt(layers) as hunt:
+        layers(torch.full((1, 2), 1e60, dtype=torch.float64))
+    assert 1e58 < hunt.modules()["0"]["forward"].largest < 1e61
+    assert hunt.headroom().rows[0][3].startswith("-1")
+
+
 @pytest.mark.parametrize("lines", [False, True])
 def test_sparse_gradients_are_looked_at_too(lines):
     layers = nn.Sequential(nn.Embedding(4, 8, sparse=True), nn.Linear(8, 1))
@@ -370,6 +442,9 @@ def test_a_tensor_of_the_models_own_code_can_be_watched():
     with hunt:
         model(torch.ones(2, requires_grad=True)).backward()
     assert hunt.modules()["scores"]["forward"].largest == 7 and hunt.modules()["scores"]["backward"].largest == 1
+    x = torch.ones(2, requires_grad=True)
+    model(x).backward()
+    assert hunt.modules()["scores"]["forward"].calls == 1 and not x._backward_hooks, "outside the block: nothing"
     with pytest.raises(ValueError, match=r"watch\('Attention', …\): a module of the model has this name"), hunt:
         hunt.watch("Attention", torch.ones(1))
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 Phase = Literal["forward", "backward"]
 NEAR_THE_END = 0.01
@@ -53,6 +54,7 @@ class Trace:
         self.names = {module: name or type(model).__name__ for name, module in model.named_modules()}
         self._running: list[str] = []
         self._handles: list[Any] = []
+        self._roles: Any = WeakTensorKeyDictionary()  # of each tensor: the derivative it had then, and its roles
 
     @property
     def running(self) -> str:
@@ -72,6 +74,7 @@ class Trace:
             for handle in self._handles:
                 handle.remove()
             self._handles.clear()
+            self._roles.clear()
 
     def _listen_to_weights(self) -> None:
         roles: dict[Tensor, list[Role]] = {}
@@ -94,6 +97,8 @@ class Trace:
 
     def _after(self, module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         name = self.names[module]
+        if self._running[-1:] != [name]:  # somebody's own hook has failed before this module began
+            return
         self._running.pop()
         for tensor in tensors_in(output):
             self._pass(tensor, Role(name, "output", self.running))
@@ -106,11 +111,13 @@ class Trace:
         self._see("forward", (role,), tensor.detach())
         if not tensor.requires_grad:
             return
-        if (roles := getattr(tensor, "_trace_roles", None)) is not None and roles[0] is self:
-            roles[1].append(role)
+        known = self._roles.get(tensor)
+        if known is not None and known[0] is tensor.grad_fn:
+            known[1].append(role)
             return
-        tensor._trace_roles = (self, [role])  # type: ignore[attr-defined]  # lives as long as the tensor does
-        self._handles.append(tensor.register_hook(self._told(tensor._trace_roles[1])))  # type: ignore[attr-defined]
+        roles = [role]  # a tensor that was changed in place has another derivative, and is another tensor here
+        self._roles[tensor] = (tensor.grad_fn, roles)
+        self._handles.append(tensor.register_hook(self._told(roles)))
 
     def _told(self, roles: list[Role]) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:

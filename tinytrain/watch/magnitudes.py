@@ -57,8 +57,9 @@ class Tally:
         size = tensor.detach().abs()
         finite = size.isfinite()
         zero = size == 0
-        largest = size.where(finite, 0).amax().float()
-        smallest = size.where(finite & ~zero, math.inf).amin().float()
+        exact = torch.float32 if size.device.type == "mps" else torch.float64  # float64 reaches beyond float32
+        largest = size.where(finite, 0).amax().to(exact)
+        smallest = size.where(finite & ~zero, math.inf).amin().to(exact)
         counts = [zero, ~finite, finite & (size >= FP16_ROUNDS_UP), ~zero & (size <= FP16_ROUNDS_TO_0)]
         sums = torch.stack([count.sum() for count in counts] + [torch.full_like(zero.sum(), size.numel())])
         self._sums = sums if self._sums is None else self._sums + sums

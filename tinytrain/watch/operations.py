@@ -3,6 +3,7 @@
 import contextlib
 import linecache
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ from tinytrain.trace import OUTSIDE, Phase, Trace, tensors_in
 OWNER = "tinytrain module"
 TRACEBACK = "traceback_"  # torch's own name for it, written in anomaly mode
 NOT_THE_USERS = (
-    str(Path(torch.__file__).parent),
-    str(Path(__file__).parent),
+    f"{Path(torch.__file__).parent}{os.sep}",  # torchvision and its like are not torch
+    f"{Path(__file__).parent}{os.sep}",
     trace_module.__file__,
     contextlib.__file__,
 )
