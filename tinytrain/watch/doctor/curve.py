@@ -10,7 +10,7 @@ from tinytrain.watch.doctor.reading import Reading
 LARGEST_LN_V = 12.6
 """nats: ln 300,000, more tokens than today's vocabularies have. A model that knows nothing starts at ln V"""
 BAND = 0.5
-"""nats around ln V in which a fresh model starts; the same as in preflight"""
+"""nats around ln V in which a fresh model starts; torch's default initialisation lies up to 0.4 above"""
 MOVED = 0.03
 """share of the first loss that a run must win. From first weights the healthy runs win 0.4 or more in 150 updates"""
 STUCK = 0.02

@@ -9,7 +9,9 @@ from tinytrain.loss import IGNORE_INDEX, cross_entropy
 from tinytrain.watch.preflight.report import Line
 from tinytrain.watch.preflight.subject import MODES, NOT_FINITE, NotTestedError, Subject, as_before, first_line
 
-INITIAL_LOSS_BAND = 0.2  # nats; a head with logits of standard deviation s starts about s²/2 above ln V
+ABOVE, BELOW = 0.5, 0.2  # nats around ln V; logits of standard deviation s start about s²/2 above it, and torch's
+# default head behind a norm has s² of a third
+SAMPLING = 3.0  # standard errors of the mean over the batch's targets
 SHIFTS = {0: "the token itself: not shifted", 2: "the token after the next: shifted twice", -1: "the token before"}
 
 
@@ -33,7 +35,7 @@ def batch_fault(batch: dict) -> str | None:
 
 def shapes_line(subject: Subject) -> Line:
     """Call the model once, and look at what it returns. Keeps the logits for the lines after it."""
-    name, model, ids, labels = "shapes and dtypes", subject.model, subject.batch["input_ids"], subject.batch["labels"]
+    name, model, ids = "shapes and dtypes", subject.model, subject.batch["input_ids"]
     span = f"ids run from {int(ids.min())} to {int(ids.max())}"
     try:
         with as_before(model, "eval"):
@@ -50,11 +52,16 @@ def shapes_line(subject: Subject) -> Line:
     if not logits.is_floating_point():
         return Line(name, False, said, "Logits are scores, in floating point: is there an argmax?", fatal=True)
     V = logits.shape[2]
-    targets = labels[labels != IGNORE_INDEX]
-    if int(ids.max()) >= V or (len(targets) and not 0 <= int(targets.min()) <= int(targets.max()) < V):
-        worst = targets.max() if len(targets) else ids.max()
+    targets = subject.whole["labels"][subject.whole["labels"] != IGNORE_INDEX]
+    spans = {
+        "ids": subject.whole["input_ids"],
+        "labels": targets,
+    }  # of all rows, and not only of those that are cut out
+    outside = {what: t for what, t in spans.items() if len(t) and not 0 <= int(t.min()) <= int(t.max()) < V}
+    if outside:
+        found = "; ".join(f"{what} run from {int(t.min())} to {int(t.max())}" for what, t in outside.items())
         cure = f"The model knows 0..{V - 1}: does the tokenizer belong to it, and do ignored labels carry -100?"
-        return Line(name, False, f"{said}; labels reach {int(worst)}", cure, fatal=True)
+        return Line(name, False, f"{said}; in the whole batch {found}", cure, fatal=True)
     subject.logits = logits.float()
     narrow = {n: p.dtype for n, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32}
     if narrow:
@@ -95,9 +102,12 @@ def raw_line(subject: Subject) -> Line:
 
 
 def labels_line(subject: Subject) -> Line:
-    """``labels[b,t] == input_ids[b,t+1]`` wherever both are real tokens of one document."""
-    name, batch = "labels shifted once", subject.batch
+    """``labels[b,t] == input_ids[b,t+1]`` wherever both are real tokens of one document, in all rows of the batch."""
+    name, batch = "labels shifted once", subject.whole
     ids, labels = batch["input_ids"], batch["labels"]
+    if not (labels != IGNORE_INDEX).any():
+        cure = f"Every label is {IGNORE_INDEX}: was the part masked that should be learnt?"
+        return Line(name, False, "no position of the whole batch is a target", cure)
     real = batch["attention_mask"] != 0 if "attention_mask" in batch else torch.ones_like(ids, dtype=torch.bool)
     if at_padding := int(((labels != IGNORE_INDEX) & ~real).sum()):
         cure = f"Padding is nothing to predict: set its labels to {IGNORE_INDEX}, by length and not by value."
@@ -134,10 +144,12 @@ def loss_line(subject: Subject) -> Line:
     targets = int((labels != IGNORE_INDEX).sum())
     if targets == 0:
         return Line(name, None, "not tested: no position of this batch is a target")
-    losses = {}
+    losses, error = {}, 0.0
     for mode in MODES:
         with as_before(subject.model, mode):
-            losses[mode] = cross_entropy(subject.call(subject.batch).detach().float(), labels).item()
+            each = cross_entropy(subject.call(subject.batch).detach().float(), labels, reduction="none")
+        each = each[labels != IGNORE_INDEX]
+        losses[mode], error = each.mean().item(), max(error, each.std(correction=0).item() / math.sqrt(targets))
     uniform = math.log(subject.vocab_size)
     measured = f"{losses['eval']:.3f} nats on {targets} tokens, ln V = {uniform:.3f}"
     if f"{losses['train']:.3f}" != f"{losses['eval']:.3f}":
@@ -146,8 +158,8 @@ def loss_line(subject: Subject) -> Line:
         return Line(name, False, measured, NOT_FINITE)
     return Line(
         name,
-        all(abs(loss - uniform) <= INITIAL_LOSS_BAND for loss in losses.values()),
+        all(-BELOW - SAMPLING * error <= loss - uniform <= ABOVE + SAMPLING * error for loss in losses.values()),
         measured,
         "A fresh model should know nothing. Above ln V: look at the initial scale of embeddings and head. "
-        "Below: look at the mask and at the labels.",
+        "Below: look at the mask and at the labels. Of a model that is trained already this line says nothing.",
     )

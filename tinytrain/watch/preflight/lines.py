@@ -57,8 +57,9 @@ def preflight(
 ) -> Report:
     """Test a fresh model on one batch (``input_ids`` and ``labels`` ``[B,T]``); seconds on a small model.
 
-    The batch is cut to 128 tokens. ``forward`` is for models that are called otherwise: ``forward(model, batch)``
-    returns the logits; what such a model takes is then what the batch holds. ``optimizer`` is looked at, not used.
+    Ids and labels are looked at in all rows; for what needs the model the batch is cut to 128 tokens, rows to 64.
+    ``forward`` is for models that are called otherwise: ``forward(model, batch)`` returns the logits; what such a
+    model takes is then what the batch holds. ``optimizer`` is looked at, not used.
 
     Costs, in forward passes of 128 tokens or fewer: about 160 for the four lines on the future (32 rows one by one in
     each), 80 for all others, and up to 40 updates for the last line, three times as many where they do not lower it.

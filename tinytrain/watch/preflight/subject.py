@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -41,6 +41,8 @@ class Subject:
     batch: Batch
     forward: Forward | None = None
     optimizer: torch.optim.Optimizer | None = None
+    whole: Batch = field(default_factory=dict)
+    """the batch as it came, on the CPU, for what can be told without the model"""
     logits: Tensor | None = None
     noisy: bool = False
     """True: chance is on in eval mode, so that two shapes cannot be compared"""
@@ -100,7 +102,8 @@ def subject_of(
     if forward is None:
         cut = fitted(model, cut)
     tensors = {name: value for name, value in cut.items() if isinstance(value, Tensor)}
-    return Subject(model, cut | to_device(tensors, device_of(model)), forward, optimizer)
+    whole = {name: value.cpu() for name, value in batch.items() if isinstance(value, Tensor)}
+    return Subject(model, cut | to_device(tensors, device_of(model)), forward, optimizer, whole)
 
 
 def _cut(batch: Batch) -> Batch:
@@ -115,7 +118,7 @@ def _cut(batch: Batch) -> Batch:
     def part(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != rows:
             return value
-        return value[chosen][:, columns] if value.shape[1:2] == (length,) else value[chosen]
+        return value[chosen][:, columns].contiguous() if value.shape[1:2] == (length,) else value[chosen]
 
     return {name: part(value) for name, value in batch.items()}
 
