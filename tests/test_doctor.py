@@ -194,6 +194,35 @@ def test_a_log_in_which_every_update_was_skipped():
     ]
 
 
+def test_a_nan_loss_in_fp16_is_not_taken_for_an_overflow_of_gradients():
+    scale = [65536.0 * 0.5 ** max(0, n - 30) for n in range(60)]
+    bad = [n >= 30 for n in range(60)]
+    losses = [math.nan if b else loss for b, loss in zip(bad, falling(60), strict=True)]
+    norm = [math.nan if b else 1.0 for b in bad]
+    records = lines(losses, grad_norm=norm, loss_scale=scale, skipped=bad, where="the weight tokens.weight holds NaN")
+    assert names(records)[0] == "loss not finite"
+
+
+def test_updates_that_are_skipped_for_another_reason_are_told_with_it():
+    skipped = [40 <= n < 55 for n in range(100)]
+    found = diagnose(lines(falling(100), skipped=skipped, reason="the loss is far above its mean"))
+    assert found.names() == ["updates skipped"] and "15 of 100 batches, up to 15 in a row" in found[0].evidence
+    assert "the loss is far above its mean" in found[0].cause
+
+
+def test_a_log_that_begins_late_says_nothing_of_the_first_loss():
+    late = [record | {"step": record["step"] + 2500, "batch": record["batch"] + 2500} for record in lines(falling(50))]
+    assert names(late, vocab_size=50_000) == []
+    every_tenth = [record for record in lines(falling(300)) if record["step"] % 10 == 0]
+    assert names(every_tenth, vocab_size=256) == []
+
+
+def test_numbers_of_numpy_are_numbers():
+    losses = np.array(falling(60), dtype=np.float32)
+    assert list(diagnose([{"loss": loss} for loss in losses])) == []
+    assert diagnose([{"loss": np.float32(5)}, {"loss": np.float32("nan")}]).names() == ["loss not finite"]
+
+
 def schedule(kind, n=200):
     config = TrainConfig(total_steps=n, max_lr=1e-3, warmup_steps=20)
     decay = {"max_lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 20, "total_steps": n, "decay_steps": 60}

@@ -24,9 +24,9 @@ PREFLIGHT = "run preflight: mask, labels, decay groups and gradients of each par
 
 
 def initial(reading: Reading, vocab_size: int | None) -> list[Finding]:
+    if reading.made[0] > 0 or reading.at(0) > 1:
+        return []  # the log does not hold the first update, or it was not made: what came before it was learnt
     first = float(reading.loss[0])
-    if len(reading.made) and reading.made[0] > 0 and reading.records[0].get("loss") is None:
-        return []
     ln_v = math.log(vocab_size) if vocab_size else None
     if (abs(first - ln_v) <= BAND) if ln_v is not None else (first <= LARGEST_LN_V):
         return []

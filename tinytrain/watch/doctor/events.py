@@ -6,8 +6,9 @@ from tinytrain.watch.doctor.finding import Finding
 from tinytrain.watch.doctor.reading import Reading, history, spread
 
 NORM_JUMP = 10.0
-"""times the median of the norms before it. Healthy small runs jump by 4 to 35 for an update or two around the end of
-their warmup, and the loss does not follow; so a jump counts only together with one of the loss"""
+"""times the median of the norms before it. In small runs that end well the norm alone jumps by up to 123 times its
+median around the end of the warmup; so a jump counts only together with one of the loss. Some such runs have that too,
+and mend by themselves: the spike is then real, and told"""
 LOSS_JUMP, LOSS_SPREADS = 0.2, 6.0
 """share of the median of the losses before it, and robust standard deviations; both must be passed. Healthy runs on
 even rows stay under 0.1 and 5 (a run on lines of mixed lengths has larger spreads, and stays under 5 of its own)"""
@@ -30,15 +31,17 @@ LOOK_BACK = 50
 
 
 def skipped(reading: Reading) -> list[Finding]:
-    """Updates that were not made because nothing was a target."""
-    lines = [
-        i
-        for i in np.flatnonzero(reading.skipped)
-        if "target" in str(reading.records[i].get("reason", "")) or reading.records[i].get("tokens") == 0
-    ]
+    """Updates that were not made although loss and gradient were finite, as far as the log tells."""
+    explained = [
+        reading.present(name) & ~np.isfinite(reading.column(name)) for name in ("loss", "grad_norm")
+    ]  # by what ``scale`` and ``not_finite`` look at
+    lines = [int(i) for i in np.flatnonzero(reading.skipped & ~explained[0] & ~explained[1])]
     if not lines:
         return []
     row = longest_row(lines)
+    told = [str(reading.records[i].get("reason", "")) for i in lines]
+    if not any("target" in reason for reason in told) and not any(reading.records[i].get("tokens") == 0 for i in lines):
+        return [_skipped_otherwise(reading, lines, sorted({reason for reason in told if reason}))]
     return [
         reading.finding(
             lines[0],
@@ -54,6 +57,18 @@ def skipped(reading: Reading) -> list[Finding]:
             ),
         )
     ]
+
+
+def _skipped_otherwise(reading: Reading, lines: list[int], reasons: list[str]) -> Finding:
+    return reading.finding(
+        lines[0],
+        name="updates skipped",
+        stage="event",
+        symptom="updates that were not made",
+        evidence=f"{len(lines)} of {reading.n} batches, up to {longest_row(lines)} in a row",
+        cause=f"the log says: {'; '.join(reasons[:3])}" if reasons else "the log gives no reason",
+        checks=("look at the rule that skips them", "look at the first such batch", "is its loss or its norm odd?"),
+    )
 
 
 def unstable(reading: Reading) -> list[Finding]:
@@ -164,7 +179,9 @@ def scale(reading: Reading) -> list[Finding]:
     if len(known) < 2:
         return []
     log2 = np.log2(values[known])
-    overflows = np.flatnonzero(reading.skipped & ~np.isfinite(reading.column("grad_norm")))
+    # where the loss itself is NaN, a falling scale is what follows, and no cause
+    of_gradient = np.isfinite(reading.column("loss"))
+    overflows = np.flatnonzero(reading.skipped & of_gradient & ~np.isfinite(reading.column("grad_norm")))
     row = longest_row(list(overflows))
     settled = log2[min(SETTLING, len(log2) - 1) - 1]
     late = overflows[overflows >= SETTLING]

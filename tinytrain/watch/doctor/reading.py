@@ -83,7 +83,8 @@ class Reading:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Of Python or of NumPy."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
 def medians(values: np.ndarray, width: int) -> np.ndarray:
