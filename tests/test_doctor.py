@@ -169,6 +169,13 @@ def test_a_norm_that_jumps_alone_is_no_spike_and_one_that_the_loss_follows_is():
     assert found.names() == ["spike"] and found[0].since == 71 and "50 times its median of 1" in found[0].evidence
 
 
+def test_a_loss_that_leaps_away_with_its_first_update_is_no_loss_that_hardly_moves():
+    noise = np.random.default_rng(0).normal(size=199)
+    for level in (9.0, 60.0):
+        found = diagnose(lines([5.5, *(level + 0.3 * noise)], lr=1.0))
+        assert found.names() == ["swings"] and "from 5.5 up to" in found[0].evidence
+
+
 def test_the_first_halvings_of_an_fp16_run_are_no_fault_and_later_ones_are():
     def scaled(halvings):
         scale, skipped, norm, value = [], [], [], 65536.0

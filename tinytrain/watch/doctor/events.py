@@ -77,7 +77,10 @@ def unstable(reading: Reading) -> list[Finding]:
         return []
     rises = climbs(reading)
     last = reading.smooth[-1] if len(reading.smooth) else 0.0
-    if not rises or (len(rises) == 1 and last < RISE * rises[0][1]):
+    away = bool(np.median(reading.smooth) > RISE * reading.first_loss) if len(reading.smooth) else False
+    if away and not rises:  # from the first update on
+        rises = [(0, reading.first_loss, float(reading.smooth.max()))]
+    if not rises or (len(rises) == 1 and not away and last < RISE * rises[0][1]):
         return []  # up once and down again: a spike, if anything
     window, lowest, _ = rises[0]
     line, warmup = reading.lines_of(window), reading.rising()

@@ -25,7 +25,7 @@ class Reading:
         loss = self.column("loss")
         self.made = np.flatnonzero(~self.skipped & np.isfinite(loss))
         self.loss = loss[self.made]
-        self.first_loss = float(np.median(self.loss[:3])) if len(self.loss) else float("nan")
+        self.first_loss = float(self.loss[0]) if len(self.loss) else float("nan")  # the second may be far away already
         self.width = max(3, -(-len(self.loss) // WINDOWS))
         self.smooth = medians(self.loss, self.width)
         self.level = float(self.smooth[-1]) if len(self.smooth) else float("nan")
