@@ -43,13 +43,24 @@ def guilty(model: nn.Module, batch: Tensor) -> str:
 
 
 class _BreaksForward(nn.Module):
+    """Its backward pass stays finite."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.value = value
+
     def forward(self, x: Tensor) -> Tensor:
-        return x.masked_fill(x == x.max(), float("inf"))  # its backward pass stays finite
+        return x.masked_fill(x == x.max(), self.value)
 
 
-class _BreaksBackward(nn.Module):
+class _NaNBackward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + (x * 0).sqrt()
+
+
+class _InfBackward(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (x - x.detach()).sqrt()
 
 
 class _Chain(nn.Module):
@@ -65,7 +76,7 @@ class _Chain(nn.Module):
         added = self.order
         while added == self.order:
             added = random.sample(sorted(names), n)
-        at = random.randint(1, n - 2)  # somebody before it and behind it
+        at = random.randint(0, n - 1)
         self.culprit = self.order[at] if fault else ""
         kinds = [lambda: nn.Linear(width, width), nn.Tanh, lambda: nn.LayerNorm(width)]
         for name in added:
@@ -80,8 +91,14 @@ class _Chain(nn.Module):
 
 def check_guilty(answer: Callable[[nn.Module, Tensor], str], report: Report) -> None:
     """Several fresh models for each kind of fault, and some without one."""
-    kinds = {"a fault in the forward pass": _BreaksForward, "a fault in the backward pass": _BreaksBackward}
-    for what, fault in [*kinds.items(), ("no fault", lambda: None)]:
+    kinds: list[tuple[str, Callable[[], nn.Module | None]]] = [
+        ("a fault in the forward pass, infinite", lambda: _BreaksForward(float("inf"))),
+        ("a fault in the forward pass, NaN", lambda: _BreaksForward(float("nan"))),
+        ("a fault in the backward pass, infinite", _InfBackward),
+        ("a fault in the backward pass, NaN", _NaNBackward),
+        ("no fault", lambda: None),
+    ]
+    for what, fault in kinds:
         for _ in range(4):
             model = _Chain(fault())
             batch = torch.randn(random.randint(2, 5), model.width, dtype=torch.float32, requires_grad=True)
@@ -102,7 +119,9 @@ def _likely_guilty(model: _Chain, name: str, what: str) -> str:
         return f"Nothing is at fault in this model, and it accused {name!r}."
     if not name:
         way = "backward" if "backward" in what else "forward"
-        return f"It accused nobody: watch the {way} pass as well."
+        kind = "what is infinite" if "infinite" in what else "NaN"
+        what = "the one at fault has finite numbers going in and others coming out"
+        return f"It accused nobody: watch the {way} pass as well, for {kind} too; {what}."
     if name not in model.order:
         return f"It accused {name!r}, which is no child of the model."
     apart = model.order.index(name) - model.order.index(model.culprit)
@@ -133,6 +152,8 @@ def check_rms_norm(answer: Callable[[Tensor, Tensor, float], Tensor], report: Re
         shape = [random.randint(2, 4) for _ in range(random.randint(1, 2))] + [random.randint(5, 9)]
         eps = random.uniform(2, 9) * 1e-6
         data = (torch.randn(shape, dtype=torch.float32) * size).clamp(-65_000, 65_000).half()
+        if what == "huge numbers":
+            data.view(-1, shape[-1])[0] = 65_504.0 * torch.randn(shape[-1]).sign()
         gain = torch.rand(shape[-1], dtype=torch.float32) + 0.5
         back = torch.randn(shape, dtype=torch.float32).half()
         x, g = data.clone().requires_grad_(), gain.clone().requires_grad_()
@@ -151,6 +172,8 @@ def check_rms_norm(answer: Callable[[Tensor, Tensor, float], Tensor], report: Re
             report.need(f"{what}: gain and x get a gradient", there, f"{name} got none.")
             finite = bool(found.isfinite().all())
             words = "Forward it is fine; the derivative, about 1/rms³, leaves FP16's range. Compute in FP32."
+            if what == "huge numbers":
+                words = "Forward it is fine; backward a product or a sum leaves FP16's range. Compute in FP32."
             report.need(f"{what}: the gradient of {name} is finite", finite, words)
             words = "The gradient is another one: is a part detached, or rounded to FP16 on the way?"
             report.need(f"{what}: the gradient of {name}", _near(found, exact), words)

@@ -35,6 +35,26 @@ def watching(*, forward=True, backward=True, blame="first", remove=True, output_
     return guilty
 
 
+def one_kind_each_way(model, batch):
+    """Looks for what is infinite on the way forward and for NaN on the way back."""
+    faults, handles = [], []
+    for name, module in model.named_children():
+
+        def ahead(_module, inputs, output, name=name):
+            if not inputs[0].isinf().any() and output.isinf().any():
+                faults.append(name)
+
+        def back(_module, left, came, name=name):
+            if not came[0].isnan().any() and left[0].isnan().any():
+                faults.append(name)
+
+        handles += [module.register_forward_hook(ahead), module.register_full_backward_hook(back)]
+    model(batch).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return faults[0] if faults else ""
+
+
 def receives(model, batch):
     """Accuses the first module into which bad numbers come."""
     faults, handles = [], []
@@ -113,6 +133,7 @@ def scaled_down(x, gain, eps):
 
 WRONG = {
     1: {
+        "inf forward and NaN backward only": (one_kind_each_way, "It accused"),
         "forward only": (watching(backward=False), "watch the backward pass as well"),
         "backward only": (watching(forward=False), "accused"),
         "the last that is bad": (watching(blame="last", output_only=True), "a module"),
@@ -123,6 +144,12 @@ WRONG = {
         "every hook has the last name": (late_binding, "accused"),
     },
     2: {
+        "squares bounded": (
+            lambda x, g, e: (
+                x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True).clamp(max=4e8) + e) * g
+            ).half(),
+            "Another value",
+        ),
         "all in FP16": (norm(wide=False), "FP32"),
         "FP32 out": (norm(back=False), "wanted is float16"),
         "no gain": (norm(use_gain=False), "The gain is missing"),
