@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -90,14 +91,12 @@ def train(
 
     with keep_generators(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="this CPU has no hardware")  # a small model is fast enough
-        try:
+        with suppress(TrainingFailedError, LossScaleError):  # so it may end; what it logged until then is wanted
             begin(lambda record: record["batch"] != stop_after).fit()
             if stop_after is not None:
                 trainer = begin(lambda record: True)
                 trainer.resume()
                 trainer.fit()
-        except (TrainingFailedError, LossScaleError):
-            pass
 
 
 # Schedules.
