@@ -83,7 +83,7 @@ class Trace:
                 roles.setdefault(parameter, []).append(Role(name, "weight", name, own))
         for parameter, its_roles in roles.items():
             if parameter.requires_grad:
-                self._handles.append(parameter.register_hook(self._told(its_roles)))
+                self._listen(parameter, its_roles)  # roles are added where it is handed to a module as well
 
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         name, caller = self.names[module], self.running
@@ -116,6 +116,9 @@ class Trace:
             known[1].append(role)
             return
         roles = [role]  # a tensor that was changed in place has another derivative, and is another tensor here
+        self._listen(tensor, roles)
+
+    def _listen(self, tensor: Tensor, roles: list[Role]) -> None:
         self._roles[tensor] = (tensor.grad_fn, roles)
         self._handles.append(tensor.register_hook(self._told(roles)))
 
@@ -199,12 +202,12 @@ def _forward(first: Passage) -> Blame:
 
 def _backward(first: Passage, clean: set[str]) -> Blame:
     """The gradient left a module into which it came finite; if there is none, the code around the modules did it."""
-    weights = [role for role in first.roles if role.side == "weight"]
-    if weights:
-        return Blame(weights[0].module, "backward", weights[0], "weight")
     left = [role for role in first.roles if role.side == "input" and role.module in clean]
     if left:
         role = max(left, key=lambda role: role.module.count("."))
         return Blame(role.module, "backward", role, "output")
+    weights = [role for role in first.roles if role.side == "weight"]
+    if weights:
+        return Blame(weights[0].module, "backward", weights[0], "weight")
     came = [role for role in first.roles if role.side == "output"] or list(first.roles)
     return Blame(came[-1].caller, "backward", came[0], "between" if came[-1].caller else "outside")

@@ -156,7 +156,10 @@ def test_pictures_and_questions_show_every_case(sick, capsys):
         questions(trial)
         assert "largest logit" in capsys.readouterr().out and "+" in difference(CASES[name])
     figure = show_rerun(sick["softmax"], sick["explosion"], "two")
-    assert len(figure.axes[0].lines) == 2
+    sick_line, mended_line, ends = figure.axes[0].lines
+    assert len(sick_line.get_xdata()) == len(sick["softmax"].run) and mended_line.get_color() != sick_line.get_color()
+    lost = sick["softmax"].nans
+    assert ends.get_marker() == "x" and ends.get_xdata().tolist() == [n for n in lost if n - 1 not in lost]
 
 
 def test_a_mean_of_five_leaves_gaps_where_there_was_no_number():
