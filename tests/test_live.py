@@ -15,7 +15,7 @@ import pytest
 import torch
 from jupyter_client.manager import start_new_kernel
 
-from tinytrain.checkpoint import CheckpointError
+from tinytrain.checkpoint import Checkpointer, CheckpointError
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import RunLog, read_run
 from tinytrain.train import TrainConfig, Trainer
@@ -268,9 +268,15 @@ def test_a_checkpoint_that_could_not_be_written_is_not_marked(background, screen
         save(*given)
 
     monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(CheckpointError, match="No space left"), LivePlot("loss") as live:
-        Trainer(GPT(PRESETS["nano"]), lambda n: [batch], config, [live]).fit()
-    assert screen.closed[0][1].splitlines()[2:] == ["1 checkpoint, at step 1"]
+    trainer = Trainer(GPT(PRESETS["nano"]), lambda n: [batch], config)
+    with LivePlot("loss") as live:
+        trainer.callbacks = (live,)
+        with pytest.raises(CheckpointError, match="No space left"):
+            trainer.fit()
+        assert live.summary().splitlines()[2:] == ["1 checkpoint, at step 1"]
+        trainer.fit()  # there is room again: what comes is told, and the lost one is not
+    assert live.summary().splitlines()[2:] == ["2 checkpoints, the last at step 3"]
+    assert [found.step for found in Checkpointer(tmp_path / "checkpoints").all()] == [1, 3]
 
 
 def test_the_same_plot_can_be_entered_again_and_starts_empty(screen):

@@ -95,7 +95,7 @@ def test_the_command_works_from_a_shell(mine):
     done = subprocess.run(
         [sys.executable, "-m", "tinytrain", "preflight", "mine.py:unshifted"], capture_output=True, text=True
     )
-    assert done.returncode == 1 and "failed. Mend the first: labels shifted once" in done.stdout, done.stderr
+    assert done.returncode == 1 and "failed; mend the first: labels shifted once" in done.stdout, done.stderr
 
 
 def test_the_vocabulary_and_the_row_length_show_in_the_model():

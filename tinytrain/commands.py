@@ -151,7 +151,9 @@ def preflight(options: Preflight) -> bool:
     report = watch.preflight(model, batch, optimizer=optimizer)
     lines = [watch.Line(x.name, None, f"not tested: {own[x.name]}") if x.name in own else x for x in report.lines]
     print(report := watch.Report(tuple(lines)))
-    print("No line failed." if report.passed else f"{len(report.failed)} failed. Mend the first: {report.failed[0]}")
+    untested = sum(line.passed is None for line in report.lines)
+    told = "No line failed" if report.passed else f"{len(report.failed)} failed; mend the first: {report.failed[0]}"
+    print(f"{told}. {untested} of {len(report.lines)} could not be tested." if untested else f"{told}.")
     return report.passed
 
 

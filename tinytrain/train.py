@@ -122,7 +122,8 @@ class Trainer:
         self._log: RunLog | None = None
         self.best_loss = math.inf
         self._saved_batch = 0
-        self._being_saved: list[tuple[int, bool]] = []
+        self._being_saved: tuple[int, bool] | None = None
+        """step, and whether full, of the checkpoint that is written in the background"""
         self._generators: dict[str, Any] | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._store: Checkpointer | None = None
@@ -151,8 +152,9 @@ class Trainer:
             if self._store is not None and self.config.checkpoint_every and self._saved_batch != self.batch:
                 self._save(full=True)
             if self._store is not None:
+                last, self._being_saved = self._being_saved, None
                 self._together(self._store.wait)  # for what is still written in the background
-                self._tell_of_saved()
+                self._tell_of_saved(last)
         for callback in self._callbacks_here():
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
@@ -268,10 +270,8 @@ class Trainer:
         assert self._store is not None
         state = state_of(self, full=full)  # in all processes: each has generators of its own
         shards = shards_of(self, full=full)
-        if full:
-            self._saved_batch = self.batch
-            if self._log is not None:
-                self._log.sync()  # first, so that no checkpoint is ahead of the log
+        if full and self._log is not None:
+            self._log.sync()  # first, so that no checkpoint is ahead of the log
         epoch, place = self.data.place(self.batch) if hasattr(self.data, "place") else (None, None)
         facts = {
             "batch": self.batch,
@@ -281,24 +281,25 @@ class Trainer:
             "settings": settings_of(self),
         }
         save = partial(self._store.save, state, step=self.step, full=full, best=best, shards=shards, **facts)
+        before, self._being_saved = self._being_saved, None  # if this raises, nobody is told of either
         if shards is not None:
             save()
         else:
             self._together(lambda: str(save()))
+        if full:
+            self._saved_batch = self.batch
+        self._tell_of_saved(before)  # a save waits for the one before it
         if self._store.background and shards is None:
-            self._tell_of_saved()  # of those before: this save has waited for them
-            self._being_saved.append((self.step, full))
+            self._being_saved = (self.step, full)
         else:
-            self._being_saved.append((self.step, full))
-            self._tell_of_saved()
+            self._tell_of_saved((self.step, full))
 
-    def _tell_of_saved(self) -> None:
-        """Tell the callbacks of checkpoints that are whole and in their place, and of no other."""
-        saved, self._being_saved = self._being_saved, []
-        for step, full in saved:
+    def _tell_of_saved(self, checkpoint: tuple[int, bool] | None) -> None:
+        """Tell the callbacks of a checkpoint that is whole and in its place."""
+        if checkpoint is not None:
             for callback in self._callbacks_here():
                 if hasattr(callback, "checkpoint_saved"):
-                    callback.checkpoint_saved(step, full)
+                    callback.checkpoint_saved(*checkpoint)
 
     def _micro_batches(self) -> Sequence[Batch]:
         try:
