@@ -239,6 +239,22 @@ def test_skipped_updates_and_checkpoints_are_marked_at_their_steps_and_told():
     assert "1 checkpoint of weights only, at step 9" in said
 
 
+def test_a_long_key_takes_rows_of_its_own_and_none_is_cut():
+    events = Events()
+    events.skipped.add(1)
+    events.saved.add(2)
+    events.weights.add(3)
+    runs = [[curve("loss", noisy(5000))]]
+    earlier = {"loss": curve("loss", noisy(9))}
+    svg = draw(runs, earlier=earlier, earlier_label="earlier run (a name of some length)", events=events)
+    key = [e for e in ET.fromstring(svg).iter(f"{SVG}text") if e.get("font-size") == "10"]
+    assert len(key) == 2 and all(len(e.text) * 5.3 <= 640 - 32 for e in key)
+    heights = sorted(float(e.get("y")) for e in key)
+    assert [b - a for a, b in pairwise(heights)] == [13] and heights[0] > 300
+    plain = draw(runs)
+    assert "height='320'" in plain and "height='333'" in svg
+
+
 def test_a_run_full_of_marks_beside_an_earlier_one_stays_small():
     events = Events(most=6)
     for step in range(0, 20_000, 3):

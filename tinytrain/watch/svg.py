@@ -20,6 +20,7 @@ ALARM = "#b00020"
 EARLIER = "#a6a6a6"
 FEW = 25  # up to this many points, each is marked
 HEADER, FOOTER = 30, 20  # pixels over and under all panels
+KEY_ROW, LETTER = 13, 5.3  # pixels: height of a row of the key, width of one of its letters
 TOP, BOTTOM, LEFT, RIGHT = 34, 40, 56, 72  # pixels around the axes of one panel
 
 
@@ -95,8 +96,11 @@ def _draw(
     """Layer over layer, each for all panels at once: what they share is then written once."""
     columns = min(2, len(groups))
     width, height = (640, 270) if columns == 1 else (420, 240)
-    size = (columns * width, HEADER + -(-len(groups) // columns) * height + FOOTER)
     points = max((curve.width for curves in groups for curve in curves), default=1) * by
+    means = [f"line: mean of {points:,} points, band: their lowest to highest"] if points > 1 else []
+    key = _rows([*behind.key(), *means], columns * width - 32)
+    panels_end = HEADER + -(-len(groups) // columns) * height
+    size = (columns * width, panels_end + FOOTER + KEY_ROW * max(0, len(key) - 1))
     panels = []
     for i, curves in enumerate(groups):
         left, top = i % columns * width, HEADER + i // columns * height
@@ -108,7 +112,7 @@ def _draw(
             *_value_range([*bins, *(curve.bins for curve in before)], log), top + height - BOTTOM, top + TOP, log=log
         )
         panels.append(Panel(curves, bins, x, y, before))
-    parts = [_frame(size, _words(groups, title, behind)), _captions(size, title, note, points, behind.key())]
+    parts = [_frame(size, _words(groups, title, behind)), _captions(size, title, note, key)]
     parts += [_grid(panels), _shades(panels), _earlier(panels), _bands(panels), _lines(panels)]
     parts += [_events(panels, behind.events), _labels(panels)]
     return "".join([*parts, "</svg>"])
@@ -132,14 +136,27 @@ def _frame(size: tuple[int, int], words: str) -> str:
     )
 
 
-def _captions(size: tuple[int, int], title: str, note: str, points: int, signs: Sequence[str]) -> str:
+def _rows(parts: Sequence[str], width: int) -> list[str]:
+    """The parts in as few rows of text as have room for them, each part whole."""
+    rows: list[str] = []
+    for part in parts:
+        if rows and LETTER * len(f"{rows[-1]} · {part}") <= width:
+            rows[-1] += f" · {part}"
+        else:
+            rows.append(part)
+    return rows
+
+
+def _captions(size: tuple[int, int], title: str, note: str, key: Sequence[str]) -> str:
     right, bottom = size[0] - 16, size[1] - 11
-    means = [f"line: mean of {points:,} points, band: their lowest to highest"] if points > 1 else []
-    key = escape(" · ".join([*signs, *means]))
+    rows = "".join(
+        f"<text x='{right}' y='{bottom - KEY_ROW * row}' font-size='10' fill='#777'>{escape(text)}</text>"
+        for row, text in enumerate(reversed(key))
+    )
     return (
         f"<text x='16' y='25' font-size='15' font-weight='600' fill='#111'>{escape(title)}</text>"
         f"<g text-anchor='end'><text x='{right}' y='24' font-size='12'>{escape(note)}</text>"
-        f"<text x='{right}' y='{bottom}' font-size='10' fill='#777'>{key}</text></g>"
+        f"{rows}</g>"
     )
 
 
