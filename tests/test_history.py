@@ -1,69 +1,73 @@
-import math
+"""What a run's log and folder tell beside its curves."""
 
+import math
+from pathlib import Path
+
+import numpy as np
 import pytest
 
-from tinytrain.model import GPT, PRESETS
-from tinytrain.runlog import RunLog, read_run
-from tinytrain.train import TrainConfig, Trainer
+from tinytrain.checkpoint import Checkpointer
+from tinytrain.runlog import Run, RunLog
 from tinytrain.watch.history import History
 
-
-def logged(folder, records):
-    with RunLog(folder) as log:
-        for n, record in enumerate(records, 1):
-            log.write({"batch": n} | record)
-    return read_run(folder)
+NOWHERE = Path("no such folder")
 
 
-def test_values_lie_where_the_axis_says(tmp_path):
-    records = [
-        {"step": n, "tokens_seen": 10 * n, "seconds_data": 0.5, "seconds_step": 1.0, "loss": 5.0 - n} for n in (1, 2)
-    ]
-    run = logged(tmp_path, records)
-    assert History("a", run).values("loss")[0].tolist() == [1, 2]
-    assert History("a", run, "tokens_seen").values("loss")[0].tolist() == [10, 20]
-    xs, ys = History("a", str(tmp_path), "seconds").values("loss")
-    assert (xs.tolist(), ys.tolist()) == ([1.5, 3.0], [4.0, 3.0])
+def run_of(*records):
+    return Run(NOWHERE, [{"batch": i, **record} for i, record in enumerate(records, 1)])
 
 
-def test_skipped_updates_and_where_a_run_ends(tmp_path):
-    steps = [(1, False), (2, False), (2, True), (3, False), (3, True), (3, True)]
-    run = logged(tmp_path, [{"step": s, "loss": math.nan if bad else 2.0, "skipped": bad} for s, bad in steps])
-    history = History("a", run)
-    assert history.skipped.tolist() == [2, 3, 3] and history.skipped_at_end == 2 and history.end == 3
+def test_seconds_add_up_what_each_batch_took():
+    run = run_of({"seconds_data": 0.5, "seconds_step": 1.0}, {}, {"seconds_data": 0.0, "seconds_step": 2.0})
+    assert History("a", run, "seconds").xs.tolist() == pytest.approx([1.5, math.nan, 3.5], nan_ok=True)
 
 
-def test_a_line_without_the_name_or_the_axis_is_left_out(tmp_path):
-    run = logged(tmp_path, [{"step": 1, "loss": 3.0}, {"loss": 2.0}, {"step": 3}, {"step": 4, "loss": math.inf}])
+def test_values_are_those_of_lines_that_have_both():
+    run = run_of({"step": 1, "loss": 2.0}, {"step": 2}, {"loss": 3.0}, {"step": 3, "loss": math.nan})
     xs, ys = History("a", run).values("loss")
-    assert (xs.tolist(), ys.tolist()) == ([1, 4], [3.0, math.inf])
-    assert math.isnan(History("a", run, "tokens_seen").end)
-    assert History("a", run, "seconds").values("loss")[0].tolist() == []
+    assert xs.tolist() == [1, 3] and ys[0] == 2.0 and np.isnan(ys[1])
+    assert [len(part) for part in History("a", run).values("lr")] == [0, 0]
 
 
-def test_text_and_unknown_axes_are_refused(tmp_path):
-    run = logged(tmp_path, [{"step": 1, "where": "the output of head"}])
-    with pytest.raises(ValueError, match="hot: 'where' holds text"):
-        History("hot", run).values("where")
-    with pytest.raises(ValueError, match=r"over='hours' is not known: .* over step, tokens_seen, seconds"):
-        History("a", run, "hours")
-    with pytest.raises(FileNotFoundError, match="no log there"):
-        History("a", tmp_path / "nowhere")
+def test_text_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"mine: 'reason' holds text \('inf'\)"):
+        History("mine", run_of({"step": 1, "reason": "inf"})).values("reason")
 
 
-def test_checkpoints_are_those_that_are_whole_on_the_disk(tmp_path, random_batches):
-    config = TrainConfig(total_steps=9, max_lr=1e-3, out=tmp_path, checkpoint_every=3, weights_every=2, keep=2)
-    Trainer(GPT(PRESETS["nano"]), random_batches, config).fit()
-    history = History("a", tmp_path)
-    assert history.checkpoints == [(4.0, False), (6.0, True), (8.0, False), (9.0, True)]
-    (tmp_path / "checkpoints" / "step_00000009" / "manifest.json").write_text("{")
-    assert History("a", tmp_path).checkpoints == [(4.0, False), (6.0, True), (8.0, False)]
+def test_an_unknown_axis_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"over='time' is not known: .* step, tokens_seen, seconds"):
+        History("a", run_of(), "time")
 
 
-@pytest.fixture
-def random_batches():
-    import torch
+def test_skipped_updates_are_counted_also_at_the_end():
+    run = run_of({"step": 1, "skipped": False}, {"step": 1, "skipped": True}, {"step": 2}, {"step": 2, "skipped": True})
+    history = History("a", run)
+    assert history.skipped.tolist() == [1, 2] and history.skipped_at_end == 1 and history.end == 2
 
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, 256, (2, 9), generator=generator)
-    return lambda n: [{"input_ids": ids[:, :-1], "labels": ids[:, 1:]}]
+
+def test_an_empty_log_has_no_end():
+    history = History("a", run_of())
+    assert math.isnan(history.end) and history.skipped_at_end == 0 and history.checkpoints == []
+
+
+def test_a_folder_without_a_log_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"log.jsonl: no log there"):
+        History("a", tmp_path)
+
+
+def test_checkpoints_are_those_that_are_whole_and_in_the_log(tmp_path):
+    with RunLog(tmp_path) as log:
+        for step in range(1, 7):
+            log.write({"batch": step, "step": step, "tokens_seen": 10 * step})
+    store = Checkpointer(tmp_path / "checkpoints", keep=5)
+    for step, settings in ((2, {}), (3, {"full": False}), (4, {}), (9, {}), (5, {"full": False, "best": True})):
+        store.save({}, step=step, **settings)
+    (tmp_path / "checkpoints" / "step_00000004" / "manifest.json").unlink()  # a damaged one
+    (tmp_path / "checkpoints" / "step_00000006").mkdir()  # one that never was
+    assert History("a", tmp_path, "tokens_seen").checkpoints == [(20, True), (30, False), (50, False)]
+
+
+def test_looking_makes_no_folder(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"batch": 1, "step": 1}\n')
+    assert History("a", tmp_path).checkpoints == []
+    assert [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
