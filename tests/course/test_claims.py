@@ -5,6 +5,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tinytrain.course import claims
 from tinytrain.course.claims import all_claims, cards_of, claim
 from tinytrain.course.claims_page import claims_page
 from tinytrain.course.rules import above, not_measurable, only_if
@@ -18,6 +19,11 @@ def stored(outputs, path):
     cell.outputs = [nbformat.v4.new_output("display_data", o.data, metadata=o.metadata) for o in outputs]
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
     return path
+
+
+@pytest.fixture(autouse=True)
+def _a_fresh_kernel(monkeypatch):
+    monkeypatch.setattr(claims, "_shown", {})
 
 
 def test_the_list_is_whole():
@@ -44,6 +50,16 @@ def test_a_card_shows_claim_number_and_verdict(shown):
         assert text in markdown
     assert "none: 0; half: 0.5123 of the loss" in markdown and "**does not hold**" in markdown
     assert "does not hold" in card.data["text/plain"]
+
+
+def test_the_claims_text_stands_on_its_first_card_also_when_that_is_run_again(shown):
+    for part in ("its size", "its sign", "its size"):
+        claim("L3", 1.0, "", above(0.1), part=part)
+    text = all_claims()["L3"].text
+    for kind in ("text/markdown", "text/plain"):
+        assert [text in output.data[kind] for output in shown.outputs] == [True, False, True]
+        assert "its sign" in shown.outputs[1].data[kind] and "holds" in shown.outputs[1].data[kind]
+    assert "**Claim L3, again.** *Here: its sign.*" in shown.outputs[1].data["text/markdown"]
 
 
 def test_a_verdict_at_the_end_of_a_cell_shows_nothing(shown):

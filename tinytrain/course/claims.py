@@ -45,6 +45,7 @@ def claim(id: str, measured: Measured, unit: str, rule: Rule, *, part: str = "")
     """Show the card of claim ``id`` and return its verdict, which is what ``rule`` makes of ``measured``.
 
     ``measured`` is a number, or several by label, in ``unit``. ``part`` says which part of the claim this measures.
+    The claim's text stands on its first card alone; cards of its other parts leave it out.
     Raises ``KeyError`` for an id that is not on the list, and ``ValueError`` where the rule is "not measurable" and
     the claim is not among those that a laptop cannot show.
     """
@@ -57,9 +58,14 @@ def claim(id: str, measured: Measured, unit: str, rule: Rule, *, part: str = "")
     card = Card(id, _one_line(part), numbers, _one_line(unit), _one_line(rule.says), _one_line(verdict), budget())
     from IPython.display import display
 
-    bundle = {"text/markdown": card.markdown(), "text/plain": card.plain()}
+    again = _shown.setdefault(id, card.part) != card.part
+    bundle = {"text/markdown": card.markdown(again=again), "text/plain": card.plain(again=again)}
     display(bundle, raw=True, metadata={MARK: asdict(card)})
     return Verdict(verdict)
+
+
+_shown: dict[str, str] = {}
+"""the claims that this kernel has shown, each with the part that was first"""
 
 
 class Verdict(str):
@@ -87,18 +93,21 @@ class Card:
         values = [f"{label}: {_short(value)}" if label != "" else _short(value) for label, value in self.measured]
         return "; ".join(values) + (f" {self.unit}" if self.unit else "")
 
-    def markdown(self) -> str:
+    def markdown(self, *, again: bool = False) -> str:
+        """The card; the claim's text is left out where it is shown ``again``."""
         this = all_claims()[self.id]
+        text = "" if again else f" ({this.source}): {this.text}."
         part = f" *Here: {plain_stars(self.part)}.*" if self.part else ""
         numbers, rule, verdict = map(plain_stars, (self.numbers(), self.rule, self.verdict))
         return (
-            f"> **Claim {self.id}** ({this.source}): {this.text}.{part}\n>\n"
+            f"> **Claim {self.id}{', again.' if again else ''}**{text}{part}\n>\n"
             f"> {numbers} &ensp;·&ensp; asked: {rule} &ensp;·&ensp; **{verdict}**"
         )
 
-    def plain(self) -> str:
+    def plain(self, *, again: bool = False) -> str:
+        """The card without Markdown."""
         part = f" [{self.part}]" if self.part else ""
-        text = f"Claim {self.id}{part}: {all_claims()[self.id].text}"
+        text = f"Claim {self.id}{part}" + ("" if again else f": {all_claims()[self.id].text}")
         return f"{text}\n  {self.numbers()} (asked: {self.rule})\n  {self.verdict}"
 
 
