@@ -10,6 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS, ModelConfig
 from tinytrain.optimizer import build_adamw
+from tinytrain.precision import Precision
+from tinytrain.recompute import recompute_activations
+from tinytrain.step import train_step
 from tinytrain.watch.planner import (
     GiB,
     count_parameters,
@@ -18,9 +21,6 @@ from tinytrain.watch.planner import (
     memory_of,
     plan,
 )
-from tinytrain.precision import Precision
-from tinytrain.recompute import recompute_activations
-from tinytrain.step import train_step
 from tinytrain.watch.tensor_memory import TensorMemory
 
 
