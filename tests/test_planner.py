@@ -54,9 +54,10 @@ def test_operations_are_those_of_a_real_pass(V, D, L, T):
     assert flops_per_token(config, recompute=True) - flops_per_token(config) == 2 * 12 * D * D * L + 4 * L * T * D
 
 
-def peak_of(config, rows, precision, recompute, micro_batches):
+def peak_of(config, rows, precision, recompute, micro_batches, chunk=None):
     torch.manual_seed(0)
     model = GPT(config)
+    model.loss_chunk = chunk
     if recompute:
         recompute_activations(model)
     optimizer, precision = build_adamw(model, lr=1e-3), Precision(precision)
@@ -88,6 +89,15 @@ def test_memory_is_that_of_a_real_update(config, rows, precision, recompute, mic
         config, micro_batch_size=rows, precision=precision, recompute=recompute, accumulate=micro_batches > 1
     )
     assert planned.total == pytest.approx(peak_of(config, rows, precision, recompute, micro_batches), rel=0.03)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_memory_with_the_loss_in_chunks_is_that_of_a_real_update(precision, micro_batches):
+    config = config_of(4000, 64, 2)
+    planned = memory_of(config, micro_batch_size=16, precision=precision, accumulate=micro_batches > 1, loss_chunk=128)
+    assert planned.total == pytest.approx(peak_of(config, 16, precision, False, micro_batches, 128), rel=0.03)
+    assert planned.total < 0.4 * memory_of(config, micro_batch_size=16, precision=precision).total
 
 
 def test_the_largest_micro_batch_fits_and_one_row_more_does_not():

@@ -85,12 +85,13 @@ def memory_of(
     recompute: bool = False,
     accumulate: bool = False,
     shards: int = 1,
+    loss_chunk: int | None = None,
 ) -> Memory:
     """The fullest moment of one update with AdamW, float32 weights and ``train_step``.
 
     ``micro_batch_size`` rows of ``row_length`` tokens at a time; ``accumulate`` if an update has several micro-batches;
-    ``shards`` processes share weights, gradients and moments out. Raises ``ValueError`` for a size under 1, a row
-    longer than the model's positions, or an unknown precision.
+    ``shards`` processes share weights, gradients and moments out; ``loss_chunk`` is that of the model. Raises
+    ``ValueError`` for a size under 1, a row longer than the model's positions, or an unknown precision.
     """
     T = row_length or config.max_positions
     _check(config, micro_batch_size, T, precision, shards)
@@ -116,8 +117,8 @@ def memory_of(
         "gradients": gradients,
         "casts": alone if recompute else casts,
         "activations": kept,
-        "logits": 12 * n * V,
-        "temporary": 0,
+        "logits": 12 * min(n, loss_chunk or n) * V,
+        "temporary": table if loss_chunk else 0,  # the head's gradient, which grows chunk by chunk
     }
     # A block's backward pass, of the last one and of the first: GELU's gradients, and the stream's; the table's waits.
     backward = [
@@ -260,6 +261,7 @@ def plan(
     recompute: bool = False,
     processes: int = 1,
     shard: bool = False,
+    loss_chunk: int | None = None,
     gpu_memory: float | None = None,
     reserve: float = 1.0,
     tokens: float | None = None,
@@ -282,7 +284,13 @@ def plan(
         raise ValueError(f"batch_size={batch_size} rows cannot be shared evenly by {processes} processes")
     T = row_length or config.max_positions
     limit = None if gpu_memory is None else gpu_memory * GiB
-    how = {"row_length": T, "precision": precision, "recompute": recompute, "shards": processes if shard else 1}
+    how = {
+        "row_length": T,
+        "precision": precision,
+        "recompute": recompute,
+        "shards": processes if shard else 1,
+        "loss_chunk": loss_chunk,
+    }
     each = None if batch_size is None else batch_size // processes
     rows = micro_batch_size or _rows(config, limit, reserve, each, how)
     if each is not None and each % rows:
