@@ -6,7 +6,8 @@ Shape letters everywhere in this package: B rows, T positions (time), V vocabula
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 IGNORE_INDEX = -100
 _REDUCTIONS = ("mean", "sum", "none")
@@ -69,6 +70,22 @@ def cross_entropy(
 def unchecked_loss_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """``cross_entropy(…, reduction="sum")`` for labels that have been checked already; waits for no device."""
     return _token_losses(logits, labels, IGNORE_INDEX, 0.0, "sum")
+
+
+def chunked_loss_sum(hidden: Tensor, head: nn.Module, labels: Tensor, chunk: int) -> Tensor:
+    """``cross_entropy(head(hidden), labels, reduction="sum")`` without ever holding more than ``chunk`` tokens' logits.
+
+    ``hidden`` is ``[..., D]``, ``labels`` ``[...]``, checked already. The logits of a chunk are let go after the
+    forward pass and made once more in the backward pass. Raises ``ValueError`` for a chunk under 1.
+    """
+    if chunk < 1:
+        raise ValueError(f"loss_chunk={chunk} must be at least 1 token")
+
+    def of_chunk(states: Tensor, wanted: Tensor) -> Tensor:
+        return unchecked_loss_sum(head(states), wanted)
+
+    parts = zip(hidden.flatten(0, -2).split(chunk), labels.flatten().split(chunk), strict=True)
+    return torch.stack([checkpoint(of_chunk, *part, use_reentrant=False) for part in parts]).sum()
 
 
 def check_labels(labels: Tensor, vocab_size: int, ignore_index: int = IGNORE_INDEX) -> None:

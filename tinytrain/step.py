@@ -125,6 +125,10 @@ def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
     if leaves_the_cpu and (vocab_size := getattr(getattr(model, "config", None), "vocab_size", None)):
         check_ids(batch["input_ids"], vocab_size)
     batch = to_device(fitted(model, batch), device)
+    if getattr(unwrap(model), "loss_chunk", None):
+        check_labels(labels, unwrap(model).config.vocab_size)
+        with precision.autocast(device):
+            return model(**batch)
     with precision.autocast(device):
         logits = forward_logits(model, batch)
     if leaves_the_cpu:
