@@ -104,8 +104,8 @@ def test_a_config_shows_what_a_rate_alone_can_only_be_guessed_from(run_called):
     assert diagnose(run_called("small"), config=config).names() == []
 
 
-def test_making_a_sick_run_leaves_the_generators_alone(tmp_path):
+def test_making_a_sick_run_leaves_the_generators_and_the_threads_alone(tmp_path):
     torch.manual_seed(5)
-    before = torch.get_rng_state()
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
     make("clipped to nothing", tmp_path, seed=1)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before) and torch.get_num_threads() == threads

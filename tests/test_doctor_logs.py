@@ -19,7 +19,7 @@ def converging(n, start=5.5, end=1.5, tau=150):
     return noisy(end + (start - end) * np.exp(-np.arange(n) / tau))
 
 
-def with_jumps(at, height=5.6, n=300):
+def with_jumps(at, height=6.0, n=300):
     return [height if i in at else loss for i, loss in enumerate(falling(n))]
 
 
