@@ -24,6 +24,7 @@ def with_jumps(at, height=6.0, n=300):
 
 
 STEP_UP = [1.5 + (0.8 if i >= 4000 else 0.0) for i in range(5000)]
+STEP_AND_OUTLIER = [100.0 if i == 3950 else value for i, value in enumerate(STEP_UP)]
 
 SICK = {
     "NaN from the first line": (full(30, loss=lambda i: math.nan, skipped=lambda i: True), "loss not finite", 2),
@@ -35,6 +36,7 @@ SICK = {
     "away at once": (full(lr=lambda i: 1e-3, loss=lambda i: 5.5 if i == 0 else 60 - i / 5), "swings", 1),
     "above its first loss for good": (lines(noisy([5.5, 5.6, 5.5] + [7.0] * 297, 0.1)), "swings", 1),
     "a step up late in a long run": (lines(noisy(STEP_UP, 0.05), grad_norm=None), "swings", 4001),
+    "one wild batch, and then a step up": (lines(noisy(STEP_AND_OUTLIER, 0.05), lr=None), "spike", 3951),
     "up and down after a bad start": (
         lines(noisy([40.0 - 0.6 * i for i in range(60)] + [2.0 + (i // 60 % 2) * 2.0 for i in range(240)])),
         "initial loss",
@@ -152,6 +154,10 @@ HEALTHY = {
     "the second half of a run": [
         r | {"step": r["step"] + 2500} for r in lines(noisy([4.5 - i / 2e4 for i in range(200)]))
     ],
+    "rows of which each has another loss, an easy one first": lines(
+        [0.4, *np.abs(noisy([1.05] * 299, 0.5))], grad_norm=None
+    ),
+    "a loss under 0 that wavers": lines([-1.5 + 0.3 * math.sin(i / 15) for i in range(300)]),
     "a loss under 0": lines([-0.5 - 0.01 * i for i in range(100)]),
     "a jump by four fifths in one small batch": lines(with_jumps({150}, 4.5), grad_norm=None),
 }
@@ -232,6 +238,15 @@ def test_a_climb_in_the_warmup_begins_with_the_spike_that_announced_it():
     assert places(lines(losses, lr=lr, grad_norm=norm))[:2] == [("spike", 21), ("unstable in warmup", 61)]
 
 
+def test_one_wild_batch_does_not_move_the_place_of_a_climb():
+    found = diagnose(lines(noisy(STEP_AND_OUTLIER, 0.05)))
+    assert [finding.since for finding in found if finding.name == "swings"] == [4001]
+
+
+def test_overflows_whose_norm_is_not_logged_are_no_other_skips():
+    assert names(SICK["overflows whose norm is not logged"][0]) == ["loss scale collapses"]
+
+
 def test_after_a_bad_start_a_climb_is_measured_against_what_a_vocabulary_can_have():
     climbs = [name for name, _ in places(SICK["up and down after a bad start"][0])]
     assert climbs == ["initial loss", "swings"]
@@ -305,7 +320,14 @@ def test_evaluation_that_turns_and_one_that_is_apart():
     turning = [None if n % 20 else 4.0 + 0.3 * abs(n - 60) / 60 for n in range(200)]
     assert "overfitting" in names(lines(falling(200), eval_loss=turning, epoch=[n // 40 for n in range(200)]))
     apart = [None if n % 20 != 19 else 4.5 for n in range(200)]
-    assert names(lines(falling(200), eval_loss=apart, epoch=0)) == ["evaluation apart"]
+    for epoch in (0, 0.7):  # some count whole epochs, others shares of one
+        assert names(lines(falling(200), eval_loss=apart, epoch=epoch)) == ["evaluation apart"]
+    assert names(lines(falling(200), eval_loss=apart, epoch=1)) == []
+
+
+@pytest.mark.parametrize(("epoch", "finding"), [(0.7, "too good to be true"), (3, "memorising"), (None, "memorising")])
+def test_a_loss_next_to_0_on_rows_that_came_once_is_no_memory(epoch, finding):
+    assert names(lines(falling(200, end=0.1), epoch=epoch)) == [finding]
 
 
 def test_without_epochs_only_the_first_evaluation_is_before_anything_could_be_learnt_by_heart():

@@ -74,7 +74,7 @@ def evaluations(reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def apart(reading: Reading) -> Finding | None:
     lines, held, train = evaluations(reading)
     epoch = reading.column("epoch")[lines]
-    fresh = epoch == 0 if np.isfinite(epoch).all() else np.arange(len(lines)) == 0  # later ones may follow many epochs
+    fresh = epoch < 1 if np.isfinite(epoch).all() else np.arange(len(lines)) == 0  # later ones may follow many epochs
     if not (fresh & np.isfinite(train)).any():
         raise NotSeenError("no evaluation in the first epoch, next to a training loss")
     above = held > (1 + APART) * train
@@ -132,7 +132,7 @@ def very_low(reading: Reading) -> Finding | None:
     numbers = f"{reading.first_loss:.3g} nats at first, {reading.level:.3g} at the end"
     numbers += f"; evaluation {held[-1]:.3g}" if len(held) else "; no evaluation"
     numbers += f"; epoch {epoch:.0f} when it was reached" if np.isfinite(epoch) else ""
-    leak = held[-1] <= 2 * least if len(held) else np.isfinite(epoch) and epoch == 0
+    leak = held[-1] <= 2 * least if len(held) else epoch < 1
     if leak or reading.first_loss == 0:
         return reading.finding(line, "too good to be true", numbers)
     told = {} if len(held) else {"cause": CATALOGUE["memorising"].cause + "; or a leak"}
