@@ -125,6 +125,9 @@ HEALTHY = {
     "waves far under the first loss": full(loss=lambda i: 5.5 if i < 2 else 0.6 + 0.2 * math.sin(i / 15)),
     "other programs that come and go": full(tokens_per_second=lambda i: 1e5 / (1 + i // 50 % 4)),
     "one step down in speed": full(tokens_per_second=lambda i: (1e5 if i < 100 else 4e4) - 10 * i),
+    "one step down in speed inside an eighth": full(
+        tokens_per_second=lambda i: (1e5 if i < 105 else 7e4 if i < 125 else 3e4) - 10 * i
+    ),
     "an exchange of a third": full(processes=lambda i: 4, seconds_communication=lambda i: 0.003),
     "resumed": resumed(),
     "FP16 that settles": fp16(range(5)),

@@ -14,9 +14,10 @@ EXCHANGE = 0.40
 """share of an update's time. Two processes with enough work have less than 0.25 here, on two cores that others use"""
 SLOWER, FALLS_IN, STEP = 0.65, 6, 0.8
 """of the first eighth's speed, at the end; in how many of the seven steps from one eighth to the next it must fall,
-which comes by chance once in 160 times; and the same share without the largest of these steps: half of the whole fall
-(0.8 squared is 0.65). One step down is another program or the device's clock, which no log can tell from a fault. The
-fastest tenth of each eighth is compared, for other programs make steps slow and none makes them fast"""
+which comes by chance once in 160 times; and the same share without the largest fall over two steps (one that comes at
+once may lie inside an eighth), half of the whole: 0.8 squared is 0.65. One step down is another program or the device's
+clock, which no log can tell from a fault. The fastest tenth of each eighth is compared, for other programs make steps
+slow and none makes them fast"""
 EIGHTHS = 80
 """updates behind the first ``START`` that this needs: ten for each"""
 START = 5
@@ -59,9 +60,8 @@ def slower(reading: Reading) -> Finding | None:
     if len(speed) < EIGHTHS:
         raise NotSeenError(f"fewer than {EIGHTHS + START} updates with tokens_per_second")
     best = np.array([np.quantile(part, 0.9) for part in np.array_split(speed, 8)])
-    steps = best[1:] / best[:-1]
-    whole = best[-1] / best[0]
-    if whole >= SLOWER or (steps < 1).sum() < FALLS_IN or whole / steps.min() >= STEP:
+    whole, at_once = best[-1] / best[0], (best[2:] / best[:-2]).min()
+    if whole >= SLOWER or (np.diff(best) < 0).sum() < FALLS_IN or whole / at_once >= STEP:
         return None
     line = int(reading.made[START + len(speed) // 8])
     told = ", ".join(f"{value:,.0f}" for value in best)
