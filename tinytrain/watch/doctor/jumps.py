@@ -1,5 +1,7 @@
 """A loss that rises: spikes, and a curve that climbs."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tinytrain.watch.doctor.curve import MOVED
@@ -28,14 +30,26 @@ Climb = tuple[int, float, float]
 """(line at which it begins, loss before it, the highest smoothed loss in it)"""
 
 
+class Jumps(NamedTuple):
+    """Where the loss jumps, as positions among the made updates."""
+
+    found: list[int]
+    alone: list[int]
+    """those that jump without their norm"""
+    usual: np.ndarray
+    """of each update: the loss before it"""
+    top: np.ndarray
+    """of each update: the highest loss from it on, ``FOLLOWS`` updates far"""
+
+
 def unstable_in_warmup(reading: Reading) -> Finding | None:
     """A smoothed loss that climbs before the learning rate is at its top."""
     rises, warmup = _lasting_climbs(reading), reading.rising()
     if not rises or not 1 < warmup < reading.n or rises[0][0] >= warmup:
         return None
     line, lowest, highest = rises[0]
-    before = [int(reading.made[i]) for i in _spikes(reading)[0]]
-    line = min([i for i in before if line - HISTORY < i < line], default=line)  # it announced itself
+    spiked = [int(reading.made[i]) for i in _jumps(reading).found]
+    line = min([i for i in spiked if line - HISTORY < i < line], default=line)  # it announced itself
     evidence = f"{_words(reading, [(line, lowest, highest), *rises[1:]])}; the warmup ends at "
     return reading.finding(line, "unstable in warmup", evidence + reading.place(warmup - 1))
 
@@ -98,7 +112,7 @@ def _foot(reading: Reading, low: int, high: int) -> int:
 
 def spikes(reading: Reading) -> Finding | None:
     """The norm jumps and the loss with it; or the loss doubles and comes down again, whatever the norm does."""
-    found, alone, usual, top = _spikes(reading)
+    found, alone, usual, top = _jumps(reading)
     if not found:
         return None
     i = found[0]
@@ -111,18 +125,16 @@ def spikes(reading: Reading) -> Finding | None:
     return reading.finding(int(reading.made[i]), "spike", evidence)
 
 
-def _spikes(reading: Reading) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Among the made updates: all that jump, those that do without their norm; of each, the loss before it and the
-    highest from it on."""
+def _jumps(reading: Reading) -> Jumps:
     loss, norm = reading.loss, reading.column("grad_norm")[reading.made]
     usual = _usual(loss)
     least = np.maximum(usual, NOISE_BELOW * abs(loss[0]))
     top = np.array([loss[i : i + FOLLOWS + 1].max() for i in range(len(loss))])
-    with_norm = [int(i) for i in np.flatnonzero(top - usual > LOSS_JUMP * least) if _jumps(norm, int(i))]
+    with_norm = [int(i) for i in np.flatnonzero(top - usual > LOSS_JUMP * least) if _norm_jumps(norm, int(i))]
     alone = [int(i) for i in np.flatnonzero(loss - usual > DOUBLED * least) if _comes_down(loss, int(i), usual[i])]
     alone = [i for i in alone if not any(0 <= i - other <= FOLLOWS for other in with_norm)]
     found = sorted(i for i in [*with_norm, *alone] if top[i] - usual[i] > LOSS_SPREADS * _noise(loss, i))
-    return found, alone, usual, top
+    return Jumps(found, alone, usual, top)
 
 
 def _usual(loss: np.ndarray) -> np.ndarray:
@@ -137,7 +149,7 @@ def _noise(loss: np.ndarray, i: int) -> float:
     return spread(loss[max(0, i - RECENT) : i])
 
 
-def _jumps(norm: np.ndarray, i: int) -> bool:
+def _norm_jumps(norm: np.ndarray, i: int) -> bool:
     norms = history(norm, i)
     return len(norms) > 0 and bool(norm[i] > NORM_JUMP * np.median(norms))
 
