@@ -2,12 +2,13 @@
 
 import json
 import math
+import random
 
 import numpy as np
 import pytest
 from doctor_logs import CONFIG, falling, fp16, full, lines, names, once, places
 
-from tinytrain.runlog import Run
+from tinytrain.runlog import FIELDS, Run
 from tinytrain.watch.doctor import diagnose
 from tinytrain.watch.doctor.catalogue import CATALOGUE
 from tinytrain.watch.doctor.finding import STAGES
@@ -88,6 +89,23 @@ def test_a_shape_means_something_only_in_a_run_from_its_first_weights_on():
     trained = diagnose(lines(falling(60, start=2.5, end=2.0)))
     assert "is not that of a model that knows nothing" in trained.not_seen["loss stuck"]
     assert "loss stuck" in diagnose(lines(falling(60, start=2.5, end=2.0)), vocab_size=12).looked_for
+
+
+ODD = [0, -1, 0.5, 1e300, math.nan, math.inf, None, "x", True]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_a_log_holds_it_is_looked_at(seed):
+    dice = random.Random(seed)
+    names = [name for name in FIELDS if name not in ("skipped", "reason", "where") and dice.random() < 0.6]
+    odd = {name: dice.choice([[value] for value in ODD] + [ODD]) for name in names}
+    records = [
+        {name: dice.choice(values) for name, values in odd.items()}
+        | {"loss": dice.choice([5.5 - 0.01 * i, 5 * dice.random()]), "skipped": dice.random() < 0.1}
+        for i in range(dice.choice([1, 3, 20, 60, 130]))
+    ]
+    found = diagnose(records, vocab_size=dice.choice([None, 256]), beside=dice.choice([None, records]))
+    assert found.lines == len(records) and str(found) and found._repr_html_()
 
 
 def test_two_runs_that_share_no_update_are_not_compared():

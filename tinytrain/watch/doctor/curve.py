@@ -67,7 +67,7 @@ def stuck(reading: Reading) -> Finding | None:
     late = float(np.median(reading.loss[-(n // 10) :]))
     if reading.rising() > n // 5:
         raise NotSeenError("the warmup takes more than a fifth of the log")
-    if won(reading) < MOVED or late < FREQUENCIES * reading.first_loss:
+    if won(reading) < MOVED or late < FREQUENCIES * reading.first_loss or early <= 0:
         return None
     if (early - late) / early >= STUCK or late > 1.1 * early:
         return None

@@ -61,7 +61,8 @@ def diagnose(
     for check in _checks(config, None if beside is None else _read(beside)):
         try:
             _has_its_fields(check, reading)
-            finding = check.find(reading)
+            with np.errstate(all="ignore"):  # a log may hold anything; NaN is over no bound
+                finding = check.find(reading)
         except NotSeenError as why:
             not_seen |= dict.fromkeys(check.names, str(why))
         else:

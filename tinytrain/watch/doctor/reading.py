@@ -24,6 +24,10 @@ BAND = 0.5
 """nats around ln V in which a fresh model starts; torch's default initialisation lies up to 0.4 above"""
 
 
+MAY_BE_INFINITE = {"loss", "grad_norm", "eval_loss", "lr"}
+"""fields in which NaN and infinity tell something; in any other they are no number"""
+
+
 class NotSeenError(Exception):
     """Raised by a check whose fields are there, but do not hold what it needs; its text says what is missing."""
 
@@ -33,7 +37,7 @@ class Reading:
 
     def __init__(self, records: Sequence[Mapping[str, Any]], vocab_size: int | None = None) -> None:
         self.records, self.n = records, len(records)
-        self._columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # name: numbers, where there are any
         self.unit = next((u for u, name in (("update", "step"), ("batch", "batch")) if self.has(name)), "line")
         self.skipped = self.flags("skipped")
         loss = self.column("loss")
@@ -48,8 +52,10 @@ class Reading:
         """of one loss against the next: 1.4 times their standard deviation"""
 
     def has(self, name: str) -> bool:
-        """Whether any line has a number, or True or False, under this name."""
-        return any(is_number(record.get(name)) or isinstance(record.get(name), bool) for record in self.records)
+        """Whether any line has a number under this name; of ``skipped``, True or False."""
+        if name == "skipped":
+            return any(isinstance(record.get(name), bool) for record in self.records)
+        return bool(self.present(name).any())
 
     def column(self, name: str) -> np.ndarray:
         """``[n]`` numbers, NaN where a line has none."""
@@ -65,7 +71,8 @@ class Reading:
     def _column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._columns:
             values = [record.get(name) for record in self.records]
-            present = np.array([is_number(value) for value in values], dtype=bool)
+            counts = is_number if name in MAY_BE_INFINITE else is_finite
+            present = np.array([counts(value) for value in values], dtype=bool)
             numbers = [float(value) if there else np.nan for value, there in zip(values, present, strict=True)]
             self._columns[name] = np.array(numbers, dtype=float), present
         return self._columns[name]
@@ -75,7 +82,7 @@ class Reading:
         if self.unit == "line":
             return line + 1
         value = self.records[line].get("step" if self.unit == "update" else "batch")
-        if not is_number(value):
+        if not is_finite(value):
             return line + 1
         return int(value) + (self.unit == "update" and bool(self.skipped[line]))
 
@@ -131,6 +138,10 @@ class Reading:
 def is_number(value: Any) -> bool:
     """Of Python or of NumPy."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> bool:
+    return is_number(value) and bool(np.isfinite(value))
 
 
 def medians(values: np.ndarray, width: int) -> np.ndarray:
