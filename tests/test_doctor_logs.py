@@ -32,11 +32,17 @@ SICK = {
     "infinite norm without a loss scale": (full(grad_norm=once(0.5, 80, math.inf)), "loss not finite", 81),
     "a rate that starts anew": (full(lr=lambda i: CONFIG.lr(i if i < 60 else i - 60)), "lr off its plan", 61),
     "memory at its limit": (full(memory_bytes=once(10**9, 120, 95 * 10**8, 80)), "memory near its limit", 121),
+    "memory that grows by a thousandth in each update": (
+        full(memory_bytes=lambda i: 10**9 + 10**6 * i),
+        "memory grows",
+        41,
+    ),
     "a loss of 0": (full(loss=lambda i: 0.0), "too good to be true", 1),
     "away at once": (full(lr=lambda i: 1e-3, loss=lambda i: 5.5 if i == 0 else 60 - i / 5), "swings", 1),
     "above its first loss for good": (lines(noisy([5.5, 5.6, 5.5] + [7.0] * 297, 0.1)), "swings", 1),
     "a step up late in a long run": (lines(noisy(STEP_UP, 0.05), grad_norm=None), "swings", 4001),
     "one wild batch, and then a step up": (lines(noisy(STEP_AND_OUTLIER, 0.05), lr=None), "spike", 3951),
+    "0 for a while": (lines([5.5] * 40 + [0.0] * 20 + [5.0] * 140), "swings", 61),
     "up and down after a bad start": (
         lines(noisy([40.0 - 0.6 * i for i in range(60)] + [2.0 + (i // 60 % 2) * 2.0 for i in range(240)])),
         "initial loss",
@@ -142,6 +148,8 @@ HEALTHY = {
         loss=lambda i: 2.5 + 3.0 / (1 + i / 12) + (0.3 if i >= 100 else 0) + i % 7 / 100
     ),
     "a large batch, hardly any noise": full(loss=lambda i: 2.5 + 3.0 / (1 + i / 12)),
+    "memory that grows by 2 % in all": full(memory_bytes=lambda i: 10**9 + 10**5 * i),
+    "memory that doubles once": full(memory_bytes=lambda i: 10**9 if i < 120 else 2 * 10**9),
     "memory on a GPU, the same to the byte": full(
         memory_bytes=lambda i: 123_456_789, memory_limit_bytes=lambda i: 10**11
     ),
