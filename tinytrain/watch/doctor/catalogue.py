@@ -266,4 +266,4 @@ CATALOGUE = {
         ),
     ),
 }
-"""Name of a finding: its words. Findings of one stage and update are told in this order."""
+"""Name of a finding: its words."""
