@@ -185,8 +185,8 @@ def test_a_warning_takes_one_line_on_the_command_line(killed):
     assert "tinytrain: warning: " in err and "stacklevel" not in err and "UserWarning" not in err
 
 
-def one_line_error(capsys, *arguments):
-    assert main(list(map(str, arguments))) == 1
+def one_line_error(capsys, *arguments, status=1):
+    assert main(list(map(str, arguments))) == status
     error = capsys.readouterr().err
     assert error.startswith("tinytrain: ") and error.count("\n") == 1
     return error
@@ -338,4 +338,4 @@ def test_the_doctor_looks_at_a_runs_folder_and_its_status_says_whether_it_found_
 def test_what_the_doctor_cannot_look_at_is_told_in_one_line(tmp_path, capsys, content, words):
     if content is not None:
         (tmp_path / "log.jsonl").write_text(content)
-    assert words in one_line_error(capsys, "doctor", str(tmp_path))
+    assert words in one_line_error(capsys, "doctor", str(tmp_path), status=2)

@@ -116,7 +116,7 @@ class Preflight:
 
 @dataclass(frozen=True, kw_only=True)
 class Doctor:
-    """Say what is wrong with a run, from its log alone; exit status 1 if something is."""
+    """Say what is wrong with a run, from its log alone; exit status 1 if something is, 2 if no log can be read."""
 
     folder: tyro.conf.Positional[Path]
     """folder of the run"""
@@ -345,7 +345,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(options, Preflight):
         return _status(lambda: preflight(options))
     if isinstance(options, Doctor):
-        return _status(lambda: doctor(options))
+        return _status(lambda: doctor(options), unable=2)
     folder = options.out if isinstance(options, Train) else options.folder
     try:
         report = (
@@ -367,8 +367,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if report.stopped_by == "interrupt" else 0
 
 
-def _status(healthy: Callable[[], bool]) -> int:
-    """The exit status of a command that looks at something: 0 if it is healthy."""
+def _status(healthy: Callable[[], bool], *, unable: int = 1) -> int:
+    """The exit status of a command that looks at something: 0 if it is healthy, ``unable`` if it could not look."""
     try:
         return 0 if healthy() else 1
     except (ValueError, OSError) as error:
@@ -376,7 +376,7 @@ def _status(healthy: Callable[[], bool]) -> int:
     except KeyboardInterrupt:
         print("tinytrain: interrupted", file=sys.stderr)
         return 130
-    return 1
+    return unable
 
 
 def _print_end(report: FitReport, folder: Path) -> None:

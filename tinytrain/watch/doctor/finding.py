@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from html import escape
 
 STAGES = ("input", "event", "shape", "eval", "cost")
-"""The order in which findings are told, causes before what they bring about. *input*: what the run was given (its
-learning rate, its labels, its first weights), which no later event can have caused. *event*: what happened at one
-moment (a spike, a NaN, the loss scale); the earliest stands first, for it may have caused the others. *shape*: a loss
-that goes nowhere, which any of those explains. *eval*: training and evaluation compared, which means something only
-where training itself works. *cost*: time and memory, which leave the curve as it is. Within a stage the earlier stands
-first, and at the same update the one whose check stands first in its module."""
+"""*input*: what the run was given (its learning rate, its labels, its first weights). *event*: what happened at one
+moment (a spike, a NaN, the loss scale). *shape*: a loss that goes nowhere. *eval*: training and evaluation compared.
+*cost*: time and memory, which leave the curve as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +37,17 @@ class Finding:
             f"{self.name}, since {self.unit} {self.since}: {self.symptom}\n"
             f"    seen  {self.evidence}\n    cause {self.cause}\n    next{steps[9:]}"
         )
+
+
+def causes_first(finding: Finding) -> tuple[int, int, int]:
+    """The order in which findings are told, as a key to sort by: causes before what they bring about.
+
+    What was given and what happened come first, the earlier before the later, for nothing has its cause behind it; of
+    two that begin at the same update the one that was given. Then the shape of the curve, which any of those explains,
+    then evaluation, which means something only where training works, then costs.
+    """
+    stage = STAGES.index(finding.stage)
+    return max(0, stage - 1), finding.since, stage
 
 
 class Findings(list[Finding]):

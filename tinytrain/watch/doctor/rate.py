@@ -1,14 +1,12 @@
 """The learning rate against its plan, known or guessed from its own course."""
 
-from typing import Any
-
 import numpy as np
 
 from tinytrain.config import TrainConfig
 from tinytrain.watch.doctor.finding import Finding
-from tinytrain.watch.doctor.reading import Reading
+from tinytrain.watch.doctor.reading import NotSeenError, Reading
 
-NAME = "lr off its plan"
+FIRST_IS_0 = "the first update has a learning rate of 0"
 SAME = 1e-6
 """relative difference up to which a rate is that of the plan: a rate written with 7 digits passes"""
 DOWN, UP = 0.9, 0.05
@@ -24,31 +22,35 @@ FLOOR_SHARE = 0.4
 FASTER = range(2, 65)
 """how many times too fast the schedule may have been moved on; 64 micro-batches an update are many"""
 
-CHECKS = (
-    "print lr(step) for all steps of the run and lay it over the lr of the log",
-    "is the schedule moved on once in each update, and not in each micro-batch or epoch?",
-    "was its position saved and loaded with the model, or does it begin again after a resume?",
-    "is the number of updates that it was told that of the run?",
-)
+Told = tuple[int, str, str, str]
+"""(line, symptom, evidence, cause)"""
 
 
-def off_plan(reading: Reading, config: TrainConfig | None) -> list[Finding]:
+def off_plan(reading: Reading, config: TrainConfig | None) -> Finding | None:
     lr = reading.column("lr")
-    known = np.flatnonzero(np.isfinite(lr))
-    if not len(known):
-        return []
-    told = _against(reading, lr, known, config) if config is not None else _guessed(reading, lr, known)
+    known = np.flatnonzero(reading.present("lr"))
+    told = _impossible(reading, lr, known)
     if told is None:
-        return []
+        told = _against(reading, lr, known, config) if config is not None else _guessed(reading, lr[known], known)
+    if told is None:
+        return None
     line, symptom, evidence, cause = told
-    parts: dict[str, Any] = {"symptom": symptom, "evidence": evidence, "cause": cause, "checks": CHECKS}
-    return [reading.finding(int(line), name=NAME, stage="input", **parts)]
+    harmless = {"stage": "cost"} if symptom == FIRST_IS_0 else {}  # one wasted update brings nothing else about
+    return reading.finding(int(line), "lr off its plan", evidence, symptom=symptom, cause=cause, **harmless)
 
 
-def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainConfig) -> Any:
+def _impossible(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Told | None:
+    wrong = known[~(np.isfinite(lr[known]) & (lr[known] >= 0))]
+    if not len(wrong):
+        return None
+    evidence = f"{lr[wrong[0]]:.4g} at {reading.place(int(wrong[0]))}; {len(wrong)} of {len(known)} are no rate"
+    return int(wrong[0]), "the learning rate is below 0, infinite or NaN", evidence, "the schedule's own arithmetic"
+
+
+def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainConfig) -> Told | None:
     done = reading.column("step") - ~reading.skipped  # completed updates before this line
     if not np.isfinite(done[known]).all():
-        return None
+        raise NotSeenError("lines with lr have no step")
     plan = np.array([config.lr(max(0, int(done[i]))) for i in known])
     wrong = np.flatnonzero(np.abs(lr[known] - plan) > SAME * max(config.max_lr, 1e-300))
     if not len(wrong):
@@ -69,8 +71,8 @@ def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainC
     )
 
 
-def _guessed(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Any:
-    values, top = lr[known], float(lr[known].max())
+def _guessed(reading: Reading, values: np.ndarray, known: np.ndarray) -> Told | None:
+    top = float(values.max())
     if top == 0:
         return (
             known[0],
@@ -78,19 +80,23 @@ def _guessed(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Any:
             f"0 at all {len(known)} updates",
             "the warmup divides whole numbers, or the schedule is never moved on",
         )
-    if values[0] == 0:
+    if not reading.is_sweep() and len(values) >= SHORT:
+        told = _jump(reading, values, known, top) or _floor(reading, values, known, top)
+        if told is not None:
+            return told
+    if values[0] == 0 and len(values) > 1:
         return (
             known[0],
-            "the first update has a learning rate of 0",
+            FIRST_IS_0,
             f"0, then {values[1]:.3g}, up to {top:.3g}",
             "the warmup counts from 0: the first update is wasted, and each later one comes one late",
         )
-    if reading.is_sweep() or len(values) < SHORT:
-        return None
-    return _jump(reading, values, known, top) or _floor(reading, values, known, top)
+    if len(values) < SHORT:
+        raise NotSeenError(f"fewer than {SHORT} updates with lr")
+    return None
 
 
-def _jump(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Any:
+def _jump(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Told | None:
     peak = int(values.argmax())
     for i in range(peak + 1, len(values)):
         if values[i] < (1 - DROP) * values[i - 1] and not _level(values, i) and i < len(values) - len(values) // 10:
@@ -119,7 +125,7 @@ def _level(values: np.ndarray, i: int) -> bool:
     return bool(np.ptp(before) <= SAME * before.max() and np.ptp(after) <= SAME * after.max() and len(after) > 1)
 
 
-def _floor(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Any:
+def _floor(reading: Reading, values: np.ndarray, known: np.ndarray, top: float) -> Told | None:
     peak = int(values.argmax())
     low = float(values[peak:].min())
     at_floor = (values <= low * (1 + SAME)) & (np.arange(len(values)) > peak)
