@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from tinytrain.loss import IGNORE_INDEX, cross_entropy
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import MODES, NOT_FINITE, NotTestedError, Subject, as_before, first_line
+from tinytrain.watch.preflight.state import MODES, as_before
+from tinytrain.watch.preflight.subject import NOT_FINITE, NotTestedError, Subject, first_line
 
 ABOVE, BELOW = 0.5, 0.2  # nats around ln V; logits of standard deviation s start about s²/2 above it, and torch's
 # default head behind a norm has s² of a third

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from tinytrain.forward import forward_logits
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, as_before, other_tokens
+from tinytrain.watch.preflight.state import as_before
+from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, other_tokens
 
 Call = Callable[[Tensor], Tensor]
 

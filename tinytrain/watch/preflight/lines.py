@@ -10,12 +10,15 @@ from torch import nn
 from tinytrain.watch.preflight.calls import dropout_line, same_call_line
 from tinytrain.watch.preflight.inputs import batch_fault, finite_line, labels_line, loss_line, raw_line, shapes_line
 from tinytrain.watch.preflight.leak import leak_line
-from tinytrain.watch.preflight.learning import gradient_line, overfit_line, slope_line
+from tinytrain.watch.preflight.learning import overfit_line
 from tinytrain.watch.preflight.neighbours import documents_line, padding_line, rows_line
 from tinytrain.watch.preflight.order import order_line
 from tinytrain.watch.preflight.parts import groups_line, tied_line
+from tinytrain.watch.preflight.reach import gradient_line
 from tinytrain.watch.preflight.report import Line, Report
-from tinytrain.watch.preflight.subject import Forward, NotTestedError, Subject, as_before, first_line, subject_of
+from tinytrain.watch.preflight.slope import slope_line
+from tinytrain.watch.preflight.state import as_before
+from tinytrain.watch.preflight.subject import Forward, NotTestedError, Subject, first_line, subject_of
 
 LEAKS = {
     f"no future leak ({mode}, {'with' if mask else 'without'} padding mask)": (mode, mask)

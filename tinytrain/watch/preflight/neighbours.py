@@ -4,12 +4,11 @@ import torch
 from torch import Tensor
 
 from tinytrain.watch.preflight.report import Line
+from tinytrain.watch.preflight.state import MODES, as_before
 from tinytrain.watch.preflight.subject import (
     LEAK_TOLERANCE,
-    MODES,
     NotTestedError,
     Subject,
-    as_before,
     largest,
     other_tokens,
     takes,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tinytrain.optimizer import param_groups
-from tinytrain.watch.preflight.learning import _list
-from tinytrain.watch.preflight.report import Line
+from tinytrain.watch.preflight.report import Line, listed
 from tinytrain.watch.preflight.subject import NotTestedError, Subject
 
 
@@ -61,7 +60,7 @@ def groups_line(subject: Subject) -> Line:
         tables = {m.weight for m in subject.model.modules() if isinstance(m, nn.Embedding)}
         plain = [p for p in names if p.requires_grad and p.dim() >= 2 and decay.get(p) == 0.0]
         faults["not decayed with two axes"] = [names[p] for p in plain if p not in tables]
-    said = "; ".join(f"{kind}: {_list(found)}" for kind, found in faults.items() if found)
+    said = "; ".join(f"{kind}: {listed(found)}" for kind, found in faults.items() if found)
     kinds = f"{sum(map(bool, decay.values()))} tensors decay, {sum(not d for d in decay.values())} do not"
     cure = "Build it with tinytrain.optimizer.build_adamw, after the last change to the model's parameters."
     return Line(name, not said, said or f"every trainable weight once; {kinds}", cure)

@@ -2,8 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +11,7 @@ from torch import Tensor, nn
 
 from tinytrain.device import device_of, to_device
 from tinytrain.forward import fitted, forward_logits, logits_of
-from tinytrain.generators import all_states, keep_generators, restore_all
 from tinytrain.loss import IGNORE_INDEX
-from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.weights import unwrap
 
 MAX_TOKENS = 128
@@ -26,7 +23,6 @@ NOT_FINITE = "Look at the weights, and at the mask: a query that may look at not
 
 Batch = dict[str, Any]
 Forward = Callable[[nn.Module, Batch], Any]
-MODES = ("train", "eval")
 
 
 class NotTestedError(Exception):
@@ -77,6 +73,11 @@ class Subject:
             return name in self.batch
         return takes(self.model, name)
 
+    def need_full_width(self) -> None:
+        """Raises ``NotTestedError`` where rounding would hide what small moves of weights do."""
+        if any(p.dtype.itemsize < 4 for p in self.model.parameters() if p.requires_grad):
+            raise NotTestedError("weights are narrower than float32")
+
     def rows(self, count: int = 2) -> Tensor:
         """``[count, L]`` real tokens of the batch, without its padding; L at most 32 and at most a row of the batch."""
         ids, L = self.batch["input_ids"], min(PROBE_LENGTH, self.batch["input_ids"].shape[1])
@@ -121,28 +122,6 @@ def _cut(batch: Batch) -> Batch:
         return value[chosen][:, columns].contiguous() if value.shape[1:2] == (length,) else value[chosen]
 
     return {name: part(value) for name, value in batch.items()}
-
-
-@contextmanager
-def as_before(model: nn.Module, mode: str) -> Iterator[Callable[[], None]]:
-    """Run the model in ``mode``; gives a function that sets all generators back to where they stand now.
-
-    Put back afterwards, also after an exception: modes, buffers, generators, and what modules keep as plain
-    attributes, such as a cache.
-    """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r} is neither 'train' nor 'eval'")
-    kept = [(module, dict(module.__dict__)) for module in model.modules()]
-    with keep_generators(), keep_modes_and_buffers(model):
-        states = all_states()
-        try:
-            model.train(mode == "train")
-            with torch.set_grad_enabled(mode == "train"):
-                yield lambda: restore_all(states)
-        finally:
-            for module, attributes in kept:
-                module.__dict__.clear()
-                module.__dict__.update(attributes)
 
 
 def other_tokens(input_ids: Tensor, start: int = 0) -> Tensor:
