@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +16,13 @@ SLOPE_TOLERANCE = 0.3  # of the gradient; measured 0.001 to 0.06 on honest model
 SLOPE_STEP = 0.03  # of a weight's size: far above rounding, and still straight
 SLOPE_DIRECTIONS = 4
 SLOPE_NATS = 0.002  # how far the loss is moved to measure its slope: 1000 times its rounding, and still straight
+SMALLEST = 100  # times the loss's rounding: what a move must change so that a tenth of it can be seen
 SEEN = 10  # times the loss's rounding; measured 0 to 0.4 on whole paths, 22 and more on cut ones
 STRAIGHT = 0.1  # of what is missing, between a move and half of it: 0 where the loss is smooth, about 1 where it jumps
+LARGEST = 8  # weights that are looked at one by one where all of them together fail
 SMALLER = (1.0, 1 / 4, 1 / 16)  # moves, as shares of the first: smaller ones cross fewer jumps
 
 Moves = dict[str, tuple[Tensor, Tensor]]
-
-
-@dataclass(frozen=True)
-class Probe:
-    """Moves of weights, the slope that the gradient says each has, and the slope of a move that misses all of it."""
-
-    where: str
-    moves: list[tuple[Moves, float]]
-    unit: float
 
 
 def slope_line(subject: Subject) -> Line:
@@ -44,26 +36,18 @@ def slope_line(subject: Subject) -> Line:
     """
     name = "gradients are the loss's slope"
     subject.need_full_width()
-    weights, worst, where, jumps = trainable(subject.model), 0.0, "all weights", []
     with as_before(subject.model, "train") as draw_again, weights_back(subject.model):
         loss, found = loss_and_gradients(subject, draw_again)
         found = {n: g for n, g in found.items() if g is not None and g.isfinite().all() and g.any()}
-        length = math.sqrt(sum(g.norm().item() ** 2 for g in found.values()))
-        noise = 4 * torch.finfo(torch.float32).eps * max(1.0, abs(loss.item()))
-        if length * SLOPE_STEP < 100 * noise:
+        slopes = _Slopes(subject, draw_again, found, 4 * torch.finfo(torch.float32).eps * max(1.0, abs(loss.item())))
+        if slopes.length(list(found)) * SLOPE_STEP < SMALLEST * slopes.noise:
             raise NotTestedError("the gradient is too small to measure the loss's slope")
-        step = min(SLOPE_NATS / length, SLOPE_STEP) / length
-        along = {n: (weights[n], g * step) for n, g in found.items()}
-        probes = [Probe("all weights", [(along, step * length**2)], step * length**2)]
-        draws, still = generator_for("slope"), _rows_that_stay(subject.model)
-        for n in [n for n in found if weights[n].dim() >= 2][:3]:
-            probes.append(_random_probe(n, weights[n], found[n], still.get(n), draws))
-        for probe in probes:
-            share = _missing(subject, probe, noise, draw_again)
-            if share is None:
-                jumps.append(probe.where)
-            elif not share <= worst:
-                worst, where = share, probe.where
+        share, jumps = slopes.along()
+        shares = {"all weights": share}
+        matrices = [n for n in found if slopes.weights[n].dim() >= 2][:3]
+        shares |= dict(zip(matrices, map(slopes.across, matrices), strict=True))
+    jumps += [n for n in matrices if shares[n] is None and n not in jumps]
+    worst, where = max((share or 0.0, where) for where, share in shares.items())
     if jumps and worst <= SLOPE_TOLERANCE:
         raise NotTestedError(
             f"the loss jumps as weights move ({listed(jumps)}), as routing to the top experts, rounding and "
@@ -74,56 +58,87 @@ def slope_line(subject: Subject) -> Line:
         worst <= SLOPE_TOLERANCE,
         f"the loss's slope differs from the gradient by {worst:.1%} of it ({where})",
         "A path to the loss is cut or bent in backward only: detach, no_grad, .data or .item() in forward, or a "
-        "backward of your own.",
+        "backward of your own. A straight-through estimator does so on purpose.",
     )
 
 
-def _random_probe(name: str, p: Tensor, g: Tensor, still: int | None, draws: torch.Generator) -> Probe:
-    size = SLOPE_STEP * p.detach().norm().item() / math.sqrt(p.numel())
-    moves = []
-    for _ in range(SLOPE_DIRECTIONS):
-        d = torch.randn(p.shape, generator=draws).to(p) * size
-        if still is not None:
-            d[still] = 0.0
-        moves.append(({name: (p, d)}, (g * d).sum().item()))
-    return Probe(name, moves, g.norm().item() * size)  # |g| |d| / sqrt(N), with |d| = size sqrt(N)
+class _Slopes:
+    """The loss as a function of the weights that have a gradient. ``noise`` is its rounding, in nats."""
 
+    def __init__(self, subject: Subject, draw_again: Callable[[], None], found: dict[str, Tensor], noise: float):
+        self.subject, self.draw_again, self.found, self.noise = subject, draw_again, found, noise
+        self.weights = trainable(subject.model)
+        self.draws = generator_for("slope")
+        tables = {m.weight: m.padding_idx for m in subject.model.modules() if isinstance(m, nn.Embedding)}
+        self.still = {n: tables.get(p) for n, p in self.weights.items()}
+        """the row of a table, its padding_idx, that gets no gradient and is meant to get none"""
 
-def _rows_that_stay(model: nn.Module) -> dict[str, int]:
-    """{name: row} of tables whose padding_idx gets no gradient, and is meant to get none."""
-    tables = {m.weight: m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding)}
-    return {n: row for n, p in model.named_parameters() if (row := tables.get(p)) is not None}
+    def length(self, names: list[str]) -> float:
+        return math.sqrt(sum(self.found[n].norm().item() ** 2 for n in names))
 
+    def along(self) -> tuple[float | None, list[str]]:
+        """The share that is missing along the gradient, and the weights at which the loss jumps."""
+        together = self._share_along(list(self.found))
+        if together is not None and together <= SLOPE_TOLERANCE:
+            return together, []
+        largest = sorted(self.found, key=lambda n: -self.length([n]))[:LARGEST]
+        jumps = [n for n in largest if self._share_along([n]) is None]
+        if jumps:
+            together = self._share_along([n for n in self.found if n not in jumps])
+        return together, jumps or (["all weights"] if together is None else [])
 
-def _missing(subject: Subject, probe: Probe, noise: float, draw_again: Callable[[], None]) -> float | None:
-    """The share of the gradient that is missing; None where the loss jumps at every size of the move."""
-    for scale in SMALLER:
-        if scale < 1 and scale * probe.unit < 100 * noise:
-            break
-        unit = max(scale * probe.unit, SEEN * noise / SLOPE_TOLERANCE)  # a cut gradient may be tiny, the slope not
-        changes = [_change(subject, moves, scale, draw_again) for moves, _ in probe.moves]
-        off = _rms([change - scale * slope for change, (_, slope) in zip(changes, probe.moves, strict=True)])
-        if off <= SLOPE_TOLERANCE * unit:
-            return off / unit
-        halves = [_change(subject, moves, scale / 2, draw_again) for moves, _ in probe.moves]
-        bent = _rms([change - 2 * half for change, half in zip(changes, halves, strict=True)])
-        if bent <= STRAIGHT * off + SEEN * noise and _rms(changes) > SEEN * noise:
-            return off / unit
-    return None
+    def _share_along(self, names: list[str]) -> float | None:
+        length = self.length(names)
+        if not length:
+            return None
+        step = min(SLOPE_NATS / length, SLOPE_STEP) / length
+        moves = {n: (self.weights[n], self.found[n] * step) for n in names}
+        return self._missing([(moves, step * length**2)], step * length**2)
+
+    def across(self, name: str) -> float | None:
+        """The share that is missing along random directions of one weight."""
+        p, g = self.weights[name], self.found[name]
+        size = SLOPE_STEP * p.detach().norm().item() / math.sqrt(p.numel())
+        probes: list[tuple[Moves, float]] = []
+        for _ in range(SLOPE_DIRECTIONS):
+            d = torch.randn(p.shape, generator=self.draws).to(p) * size
+            if self.still[name] is not None:
+                d[self.still[name]] = 0.0
+            probes.append(({name: (p, d)}, (g * d).sum().item()))
+        return self._missing(probes, g.norm().item() * size)  # |g| |d| / sqrt(N), with |d| = size sqrt(N)
+
+    def _missing(self, probes: list[tuple[Moves, float]], unit: float) -> float | None:
+        """What differs between the loss's change and the gradient's, in ``unit``; None if the loss jumps at each size.
+
+        What is cut off is missing at every size, so a share is too large only if it is so at each that can be seen.
+        """
+        verdict = None
+        for scale in SMALLER:
+            if scale < 1 and scale * unit < SMALLEST * self.noise:
+                break
+            seen = max(scale * unit, SEEN * self.noise / SLOPE_TOLERANCE)  # a cut gradient may be tiny, its slope not
+            changes = [self._change(moves, scale) for moves, _ in probes]
+            off = _rms([change - scale * slope for change, (_, slope) in zip(changes, probes, strict=True)])
+            if off <= SLOPE_TOLERANCE * seen:
+                return off / seen
+            halves = [self._change(moves, scale / 2) for moves, _ in probes]
+            bent = _rms([change - 2 * half for change, half in zip(changes, halves, strict=True)])
+            if bent <= STRAIGHT * off + SEEN * self.noise and _rms(changes) > SEEN * self.noise:
+                verdict = off / seen
+        return verdict
+
+    def _change(self, moves: Moves, scale: float) -> float:
+        """Half of the loss a move ahead less the loss a move back; weights stand where they stood, up to rounding."""
+        losses = []
+        for factor in (scale, -2 * scale, scale):
+            with torch.no_grad():
+                for p, move in moves.values():
+                    p.add_(move, alpha=factor)
+                if len(losses) < 2:
+                    self.draw_again()
+                    losses.append(loss_of(self.subject).item())
+        return (losses[0] - losses[1]) / 2
 
 
 def _rms(values: list[float]) -> float:
     return math.sqrt(sum(value**2 for value in values) / len(values))
-
-
-def _change(subject: Subject, moves: Moves, scale: float, draw_again: Callable[[], None]) -> float:
-    """Half of the loss a move ahead less the loss a move back; weights stand where they stood, up to rounding."""
-    losses = []
-    for factor in (scale, -2 * scale, scale):
-        with torch.no_grad():
-            for p, move in moves.values():
-                p.add_(move, alpha=factor)
-            if len(losses) < 2:
-                draw_again()
-                losses.append(loss_of(subject).item())
-    return (losses[0] - losses[1]) / 2
