@@ -398,7 +398,10 @@ EXPECTED = {
         RIGHT,
         LEFT,
     ),
-    "batch_first forgotten": (ROWS,),
+    "batch_first forgotten": (
+        ROWS,
+        RIGHT,
+    ),
     "output buffer used again": (CALLS,),
     "cache kept between calls": (CALLS,),
     "branch detached": (

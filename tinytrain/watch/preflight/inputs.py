@@ -63,7 +63,7 @@ def shapes_line(subject: Subject) -> Line:
         found = "; ".join(f"{what} run from {int(t.min())} to {int(t.max())}" for what, t in outside.items())
         cure = f"The model knows 0..{V - 1}: does the tokenizer belong to it, and do ignored labels carry -100?"
         return Line(name, False, f"{said}; in the whole batch {found}", cure, fatal=True)
-    subject.logits = logits.float()
+    subject.logits, subject.dtype = logits.float(), logits.dtype
     narrow = {n: p.dtype for n, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32}
     if narrow:
         first, kind = next(iter(narrow.items()))

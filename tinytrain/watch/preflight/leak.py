@@ -12,6 +12,8 @@ from tinytrain.watch.preflight.report import Line
 from tinytrain.watch.preflight.state import as_before
 from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, other_tokens
 
+LONGEST = 1024  # tokens of a whole row, beside the batch whose rows are cut; a leak behind them is not seen
+
 Call = Callable[[Tensor], Tensor]
 
 
@@ -91,6 +93,10 @@ def leak_line(subject: Subject, name: str, mode: str, with_mask: bool) -> Line:
         draw_again()
         leak = _leak(call, ids, draw_again)
         draw_again()
+        if long := subject.row:
+            behind = _leak(call, long["input_ids"][:, :LONGEST], draw_again)
+            leak = behind if math.isnan(behind) else max(leak, behind)
+            draw_again()
         seen = _influence(call, ids[:1, :PROBE_LENGTH], draw_again)
     if math.isnan(leak) or not seen.isfinite().all():
         return Line(name, False, "the logits are not finite", NOT_FINITE)

@@ -21,6 +21,8 @@ LEAK_TOLERANCE = 1e-4  # of what an honest change moves: rounding is smaller, an
 RELATIVE_TOLERANCE = 1e-5  # of the largest logit, between two shapes: torch sums in another order there
 NOT_FINITE = "Look at the weights, and at the mask: a query that may look at nothing divides 0 by 0."
 
+FILLED = {"attention_mask": 1, "labels": 0}  # what a ``forward`` of one's own may ask a probe for
+
 Batch = dict[str, Any]
 Forward = Callable[[nn.Module, Batch], Any]
 
@@ -39,7 +41,11 @@ class Subject:
     optimizer: torch.optim.Optimizer | None = None
     whole: Batch = field(default_factory=dict)
     """the batch as it came, on the CPU, for what can be told without the model"""
+    row: Batch = field(default_factory=dict)
+    """its first row, whole, on the model's device; empty if the rows are not cut"""
     logits: Tensor | None = None
+    dtype: torch.dtype = torch.float32
+    """of the logits, which autocast may make narrower than the weights"""
     noisy: bool = False
     """True: chance is on in eval mode, so that two shapes cannot be compared"""
 
@@ -51,14 +57,26 @@ class Subject:
     @property
     def tolerance(self) -> float:
         """Rounding between two shapes, in units of the largest logit; wider where weights are narrower."""
-        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()}
+        dtypes = {p.dtype for p in self.model.parameters() if p.is_floating_point()} | {self.dtype}
         return max([RELATIVE_TOLERANCE, *(8 * torch.finfo(dtype).eps for dtype in dtypes if dtype.itemsize < 4)])
 
     def call(self, batch: Batch) -> Tensor:
-        """What the model answers, its gradient kept; ``[B,T,V]`` if all is well."""
+        """What the model answers, its gradient kept; ``[B,T,V]`` if all is well.
+
+        A mask or labels that the model cannot do without, and that the batch has, are handed over where a line has
+        none to hand over: a mask of ones, and labels that say nothing about the tokens.
+        """
         if self.forward is None:
+            if "attention_mask" not in batch and "attention_mask" in self.batch and needs(self.model, "attention_mask"):
+                batch = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
             return forward_logits(self.model, batch)
-        return logits_of(self.forward(self.model, batch))
+        try:
+            return logits_of(self.forward(self.model, batch))
+        except KeyError as missing:
+            name = missing.args[0] if missing.args else None
+            if name not in FILLED or name in batch or name not in self.batch:
+                raise
+            return self.call(batch | {name: torch.full_like(batch["input_ids"], FILLED[name])})
 
     def ask(self, input_ids: Tensor, **extras: Tensor) -> Tensor:
         """Logits as float32, detached. Raises ``NotTestedError`` where they are not finite."""
@@ -95,26 +113,42 @@ def takes(model: nn.Module, name: str) -> bool:
     return name not in ("doc_ids", "positions") and any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
+def needs(model: nn.Module, name: str) -> bool:
+    """Whether ``model.forward`` cannot be called without ``name``."""
+    parameter = inspect.signature(unwrap(model).forward).parameters.get(name)
+    return parameter is not None and parameter.default is parameter.empty
+
+
 def subject_of(
     model: nn.Module, batch: Mapping[str, Any], forward: Forward | None, optimizer: torch.optim.Optimizer | None
 ) -> Subject:
     """Cut the batch, give it the model's own names, and move it to the model's device."""
-    cut = _cut({name: value.cpu() if isinstance(value, Tensor) else value for name, value in batch.items()})
-    if forward is None:
-        cut = fitted(model, cut)
-    tensors = {name: value for name, value in cut.items() if isinstance(value, Tensor)}
-    whole = {name: value.cpu() for name, value in batch.items() if isinstance(value, Tensor)}
-    return Subject(model, cut | to_device(tensors, device_of(model)), forward, optimizer, whole)
+    here = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in batch.items()}
+    whole = {name: value for name, value in here.items() if isinstance(value, Tensor)}
+
+    def ready(part: Batch) -> Batch:
+        fit = part if forward else fitted(model, part)
+        tensors = {name: value for name, value in fit.items() if isinstance(value, Tensor)}
+        return fit | to_device(tensors, device_of(model))
+
+    length = here["input_ids"].shape[1]
+    row = {} if length <= MAX_LENGTH else ready(_part(here, torch.arange(1), slice(None)))
+    return Subject(model, ready(_cut(here)), forward, optimizer, whole, row)
 
 
 def _cut(batch: Batch) -> Batch:
     """At most ``MAX_TOKENS`` tokens, from the rows and from the end of them that have the most targets."""
-    rows, length = batch["input_ids"].shape
+    length = batch["input_ids"].shape[1]
     short = min(length, MAX_LENGTH)
     target = batch["labels"] != IGNORE_INDEX
     columns = slice(0, short) if target[:, :short].sum() >= target[:, length - short :].sum() else slice(-short, None)
     best = target[:, columns].sum(1).argsort(descending=True, stable=True)
-    chosen = best[: max(1, MAX_TOKENS // short)]
+    return _part(batch, best[: max(1, MAX_TOKENS // short)], columns)
+
+
+def _part(batch: Batch, chosen: Tensor, columns: slice) -> Batch:
+    """Some rows, and some places of them, of every tensor that has as many as ``input_ids``."""
+    rows, length = batch["input_ids"].shape
 
     def part(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != rows:
