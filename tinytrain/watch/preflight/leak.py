@@ -93,19 +93,24 @@ def leak_line(subject: Subject, name: str, mode: str, with_mask: bool) -> Line:
         draw_again()
         leak = _leak(call, ids, draw_again)
         draw_again()
-        if long := subject.row:
-            behind = _leak(call, long["input_ids"][:, :LONGEST], draw_again)
-            leak = behind if math.isnan(behind) else max(leak, behind)
+        place = ""
+        if subject.row:
+            row = subject.row["input_ids"][:, :LONGEST]
+            behind = _leak(call, row, draw_again)
+            if not behind <= leak:
+                leak, place = behind, f" in a row of {row.shape[1]} tokens"
             draw_again()
         seen = _influence(call, ids[:1, :PROBE_LENGTH], draw_again)
     if math.isnan(leak) or not seen.isfinite().all():
-        return Line(name, False, "the logits are not finite", NOT_FINITE)
-    leak, past = max(leak, seen.triu(1).max().item()), seen.tril(-1).max().item()
+        return Line(name, False, f"the logits are not finite{place}", NOT_FINITE)
+    past = seen.tril(-1).max().item()
+    if seen.triu(1).max() > leak:
+        leak, place = seen.triu(1).max().item(), ""
     if leak == past == 0.0:
         return Line(name, None, "not tested: no token moves the logits of another position yet")
     return Line(
         name,
         leak <= LEAK_TOLERANCE * past,
-        f"an earlier logit moves by {leak:.3g}, a later one by {past:.3g}",
+        f"an earlier logit moves by {leak:.3g}{place}, a later one by {past:.3g}",
         "Changing later tokens changes earlier logits: look at the causal mask and at what True means in it.",
     )
