@@ -93,7 +93,7 @@ def _how_to_call(subject: Subject, error: Exception) -> str:
         return "The model cannot be called on this batch: forward(model, batch) must return the logits."
     if isinstance(error, TypeError):  # another signature, or another kind of answer
         return (
-            "Say how it is called, with a forward that returns the logits [B,T,V], such as preflight(model, batch, "
+            "Put what it asks for into the batch, or say how it is called, with a forward that returns the logits [B,T,V], such as preflight(model, batch, "
             "forward=lambda model, batch: model(batch['input_ids'], batch['labels'])[0]); on the command line, let "
             "the factory return a module that does so."
         )

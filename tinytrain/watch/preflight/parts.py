@@ -63,12 +63,11 @@ def groups_line(subject: Subject) -> Line:
     note = ""
     if any(decay.values()):
         tables = {m.weight for m in subject.model.modules() if isinstance(m, nn.Embedding)}
-        plain = [
-            n for p, n in names.items() if p.requires_grad and p.dim() >= 2 and decay.get(p) == 0.0 and p not in tables
-        ]
+        plain = {p: n for p, n in names.items() if p.requires_grad and p.dim() >= 2 and decay.get(p) == 0.0}
+        plain_names = [n for p, n in plain.items() if p not in tables]
         # A matrix of a layer is called weight; a table of positions that is a bare parameter may well be left alone.
-        faults["not decayed with two axes"] = [n for n in plain if n.rpartition(".")[2] == "weight"]
-        if bare := [n for n in plain if n.rpartition(".")[2] != "weight"]:
+        faults["not decayed with two axes"] = [n for n in plain_names if n.rpartition(".")[2] == "weight"]
+        if bare := [n for n in plain_names if n.rpartition(".")[2] != "weight"]:
             note = f"; not decayed: {listed(bare)}"
     said = "; ".join(f"{kind}: {listed(found)}" for kind, found in faults.items() if found)
     kinds = f"{sum(map(bool, decay.values()))} tensors decay, {sum(not d for d in decay.values())} do not"
