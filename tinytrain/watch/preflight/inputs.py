@@ -89,15 +89,18 @@ def shapes_line(subject: Subject) -> Line:
 
 def _how_to_call(subject: Subject, error: Exception) -> str:
     """What to do about a model that does not take the batch, or does not give logits."""
+    cannot, ids = "The model cannot be called on this batch", subject.batch["input_ids"]
+    if ids.dtype not in (torch.int32, torch.int64):
+        return f"{cannot}: a lookup takes torch.long, and input_ids are {ids.dtype}: hand over input_ids.long()."
     if subject.forward is not None:
-        return "The model cannot be called on this batch: forward(model, batch) must return the logits."
-    if isinstance(error, TypeError):  # another signature, or another kind of answer
-        return (
-            "Put what it asks for into the batch, or say how it is called, with a forward that returns the logits [B,T,V], such as preflight(model, batch, "
-            "forward=lambda model, batch: model(batch['input_ids'], batch['labels'])[0]); on the command line, let "
-            "the factory return a module that does so."
-        )
-    return "The model cannot be called on this batch."
+        return f"{cannot}: forward(model, batch) must return the logits."
+    if not isinstance(error, TypeError):  # neither another signature nor another kind of answer
+        return f"{cannot}."
+    return (
+        "Put what it asks for into the batch, or say how it is called, with a forward that returns the logits [B,T,V]: "
+        "preflight(model, batch, forward=lambda model, batch: model(batch['input_ids'], batch['labels'])[0]). On the "
+        "command line, let the factory return a module that does so."
+    )
 
 
 def _fault_of_a_whole_row(subject: Subject) -> str | None:

@@ -80,6 +80,9 @@ def preflight(
     if not isinstance(batch, Mapping):
         raise TypeError(f"batch is {type(batch).__name__}; a dict with input_ids and labels [B,T] is wanted")
     name = "shapes and dtypes"
+    if torch.is_inference_mode_enabled():
+        cure = "Call preflight outside of torch.inference_mode()."
+        return Report((Line(name, False, "inside torch.inference_mode() no gradient can be made", cure),))
     if fault := batch_fault(dict(batch)):
         return Report((Line(name, False, fault, "Mend the batch. Nothing else was tested."),))
     try:

@@ -29,7 +29,7 @@ def nudged(subject: Subject) -> Iterator[list[str]]:
         with torch.no_grad():
             for p in zero.values():
                 p.copy_(STD * torch.randn(p.shape, generator=draws))
-        yield list(zero)
+        yield sorted(zero, key=lambda n: -zero[n].dim())  # matrices first: they hide the most
     finally:
         with torch.no_grad():
             for n, p in zero.items():

@@ -91,8 +91,9 @@ def _strangers(subject: Subject, draw_again: Callable[[], None]) -> list[str]:
     if not found:
         return []
     again = {id(leaf) for leaf in _leaves(subject, draw_again)}  # ``found`` is alive, so an id is not used twice
-    names = _names_of_others(subject.model)
-    return [names.get(id(leaf), f"a tensor {list(leaf.shape)}") for leaf in found if id(leaf) in again]
+    kept = {id(leaf): leaf for leaf in found if id(leaf) in again}
+    names = {key: name for key, name in _names_of_others(subject.model).items() if key in kept}
+    return [*names.values(), *(f"a tensor {list(leaf.shape)}" for key, leaf in kept.items() if key not in names)]
 
 
 def _leaves(subject: Subject, draw_again: Callable[[], None]) -> list[Tensor]:
