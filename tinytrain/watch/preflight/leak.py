@@ -12,7 +12,7 @@ from tinytrain.watch.preflight.report import Line
 from tinytrain.watch.preflight.state import as_before
 from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, other_tokens
 
-LONGEST = 1024  # tokens of a whole row, beside the batch whose rows are cut; a leak behind them is not seen
+LONGEST = 1024  # tokens of a whole row, beside the batch whose rows are cut; behind them no leak is seen
 
 Call = Callable[[Tensor], Tensor]
 
@@ -74,7 +74,11 @@ def _influence(call: Call, input_ids: Tensor, draw_again: Callable[[], None]) ->
 
 
 def leak_line(subject: Subject, name: str, mode: str, with_mask: bool) -> Line:
-    """One of the four situations: what later tokens move, against what earlier ones do."""
+    """One of the four situations: what later tokens move, against what earlier ones do.
+
+    Within the first 32 places of a row, any leak is seen. Behind them, and in the row that is not cut, it is seen where
+    it crosses a cut: the first token's end, the middle, three quarters, or the last token's beginning.
+    """
     if with_mask and not subject.takes("attention_mask"):
         return Line(name, None, "not tested: the model takes no attention_mask")
     ids = subject.batch["input_ids"]
