@@ -74,6 +74,21 @@ def test_a_gate_that_starts_at_zero_hides_no_leak():
     assert set(FOUR) <= set(report.failed) and "moved off zero: gate" in report[FOUR[0]].measured
 
 
+def test_a_block_that_starts_at_zero_hides_no_leak_while_another_one_moves_logits():
+    class First(Plain):
+        """Its first block sees everyone, and adds nothing yet."""
+
+        def finish(self):
+            nn.init.zeros_(self.out[0].weight)
+
+        def attend(self, i, x, allowed):
+            return super().attend(i, x, allowed if i == 1 else torch.ones_like(allowed))
+
+    torch.manual_seed(0)
+    report = preflight(First(), rows())
+    assert set(FOUR) <= set(report.failed) and "moved off zero: out.0.weight" in report[FOUR[0]].measured
+
+
 def test_zero_biases_are_left_alone_where_tokens_move_logits():
     subject = subject_of(at_the_end(lambda s: nn.init.zeros_(s.out[0].bias))(), rows(), None, None)
     with nudged(subject) as names:

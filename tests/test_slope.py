@@ -8,7 +8,19 @@ from torch import nn
 from tinytrain.watch.preflight import preflight
 
 
-@pytest.mark.parametrize("kind", [mixture(8), Rounded])
+class Coarse(Plain):
+    """Its table is used as whole numbers, and no small move reaches the next one."""
+
+    def finish(self):
+        with torch.no_grad():
+            self.tokens.weight.copy_(self.tokens.weight.sign())
+
+    def embed(self, input_ids, attention_mask):
+        table = self.tokens.weight
+        return (table + (table.round() - table).detach())[input_ids] + self.positions(torch.arange(input_ids.shape[1]))
+
+
+@pytest.mark.parametrize("kind", [mixture(8), Rounded, Coarse])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_loss_that_jumps_is_not_judged(kind, seed):
     torch.manual_seed(seed)
@@ -24,6 +36,14 @@ def test_the_row_of_padding_gets_no_gradient_and_that_is_no_fault():
     batch = {name: ids.masked_fill(torch.arange(16) % 3 == 0, 0) for name, ids in rows().items()}
     assert preflight(variant(finish=table)(), batch)[SLOPE].passed
     assert preflight(variant(finish=table, block=detached_residual)(), batch)[SLOPE].passed is False
+
+
+def test_a_gradient_that_is_smaller_than_rounding_is_no_jump():
+    def embed(self, input_ids, attention_mask):
+        return self.tokens(input_ids) + 1e-6 * self.positions(torch.arange(input_ids.shape[1]))
+
+    torch.manual_seed(0)
+    assert preflight(variant(embed=embed)(), rows())[SLOPE].passed
 
 
 def test_weights_stand_where_they_stood():

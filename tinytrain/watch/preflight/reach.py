@@ -1,6 +1,7 @@
 """Which weights the loss reaches: all that are trained, and no other."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from tinytrain.watch.preflight.gradients import descend, loss_and_gradients, los
 from tinytrain.watch.preflight.learning import LEARNING_RATES
 from tinytrain.watch.preflight.report import Line, listed
 from tinytrain.watch.preflight.state import as_before, plain_attributes
-from tinytrain.watch.preflight.subject import Subject, other_tokens
+from tinytrain.watch.preflight.subject import NotTestedError, Subject, other_tokens
 
 TRIES = 4  # an expert that half of all batches leave out is left out by four more in 1 of 16
 
@@ -65,6 +66,7 @@ def _chosen_by_others(subject: Subject, missing: list[str], draw_again: Callable
     """
     found: list[str] = []
     batch, draws = subject.batch, generator_for("reach")
+    gradients: dict[str, Tensor | None] = {}
     try:
         for _ in range(TRIES):
             subject.batch = subject.batch | {"input_ids": other_tokens(subject.batch["input_ids"])}
@@ -73,8 +75,9 @@ def _chosen_by_others(subject: Subject, missing: list[str], draw_again: Callable
                     for p in trainable(subject.model).values():
                         if p.dim() >= 2:
                             p.add_(torch.randn(p.shape, generator=draws).to(p) * p.std())
-                gradients = loss_and_gradients(subject, draw_again)[1]
-            found += [n for n in missing if n not in found and _arrives(gradients[n])]
+                with suppress(NotTestedError):  # of weights drawn anew, the loss may well be infinite
+                    gradients = loss_and_gradients(subject, draw_again)[1]
+            found += [n for n in missing if n not in found and _arrives(gradients.get(n))]
             if len(found) == len(missing):
                 break
     finally:
