@@ -103,6 +103,7 @@ LEAKY_MASKS = {
     "both ways within chunks of 4": lambda T: in_chunks(T, 4),
     "both ways within chunks of 8": lambda T: in_chunks(T, 8),
     "both ways within the first 4": lambda T: lower(T) | ((torch.arange(T)[:, None] < 4) & (torch.arange(T) < 4)),
+    "2 sees 3, across no cut": lambda T: lower(T) | ((torch.arange(T)[:, None] == 2) & (torch.arange(T) == 3)),
     "both ways within the second half": lambda T: (
         lower(T) | ((torch.arange(T)[:, None] >= T // 2) & (torch.arange(T) >= T // 2))
     ),
