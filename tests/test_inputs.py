@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from tinytrain.watch.preflight import preflight
+from tinytrain.watch.preflight.inputs import shapes_line
+from tinytrain.watch.preflight.subject import subject_of
 
 V, T = 61, 100
 
@@ -137,6 +139,16 @@ def test_weights_may_be_wider_and_not_narrower_than_float32(batch):
     assert line.passed and line.measured.endswith("float64; weights float64")
     line = preflight(Plain().bfloat16(), batch)["shapes and dtypes"]
     assert line.passed is False and "narrower than float32" in line.measured
+
+
+def test_two_shapes_may_differ_by_the_rounding_of_what_is_returned(batch):
+    class Narrow(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids).bfloat16()
+
+    for kind, tolerance in ((Plain, 1e-5), (Narrow, 8 * torch.finfo(torch.bfloat16).eps)):
+        subject = subject_of(kind(), batch, None, None)
+        assert shapes_line(subject).passed and subject.tolerance == tolerance
 
 
 def test_layers_without_a_shape_and_a_mode_without_gradients_are_refused(batch):

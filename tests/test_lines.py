@@ -153,8 +153,11 @@ def test_a_forward_may_ask_for_what_the_batch_holds():
         report = preflight(needs, rows() | mask, forward=forward)
         assert report.failed == () and sum(line.passed is True for line in report.lines) >= 17, str(report)
     assert "missing 1 required positional argument: 'attention_mask'" in str(preflight(needs, rows()))
-    report = preflight(needs, rows(), forward=lambda m, b: m(b["input_ids"], b["lengths"]))
-    assert report.failed == (SHAPES,) and "KeyError: 'lengths'" in str(report)
+    for name in ("lengths", "attention_mask"):
+        report = preflight(needs, rows(), forward=lambda m, b, name=name: m(b["input_ids"], b[name]))
+        assert report.failed == (SHAPES,) and f"KeyError: '{name}'" in str(report)
+    report = preflight(needs, rows(), forward=lambda m, b: {}["labels"])
+    assert report.failed == (SHAPES,) and "KeyError: 'labels'" in str(report)
 
 
 @pytest.mark.parametrize(
