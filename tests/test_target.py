@@ -41,7 +41,9 @@ def exits():
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    for name in ("mine", "helper", "broken"):  # what a test imports, no later one shall find
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
     (tmp_path / "helper.py").write_text("V = 40")
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "broken.py").write_text("import torch\n\nx = undefined_name\n")
