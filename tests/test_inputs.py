@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from tinytrain.watch.preflight import preflight
+from tinytrain.watch.preflight.inputs import shapes_line
+from tinytrain.watch.preflight.subject import subject_of
 
 V, T = 61, 100
 
@@ -72,3 +74,90 @@ def test_a_head_that_is_three_times_too_large_is_one(batch):
     with torch.no_grad():
         model.head.weight.mul_(3)
     assert preflight(model, batch)["initial loss"].passed is False
+
+
+class Positions(Plain):
+    """Knows 64 places."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(64, 64)
+
+    def forward(self, input_ids, attention_mask=None):
+        return super().forward(input_ids) + self.head(self.positions(torch.arange(input_ids.shape[1])))
+
+
+def test_a_row_that_is_longer_than_the_model_bears_is_told_with_both_numbers(batch):
+    report = preflight(Positions(), batch)
+    line = report["shapes and dtypes"]
+    assert line.passed is False and "a whole row of 100 tokens raises IndexError" in line.measured
+    assert "tables have 61, 64 rows" in line.measured and "as many positions as rows have tokens" in line.advice
+    assert report["no future leak (train, without padding mask)"].passed, "the first 64 were tested"
+
+    class Cuts(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids[:, :64])
+
+    line = preflight(Cuts(), batch)["shapes and dtypes"]
+    assert line.passed is False and "a whole row of 100 tokens gives logits [1, 64, 61]" in line.measured
+
+
+def test_what_cannot_be_called_says_how_it_could_be(batch):
+    class Tuple(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids), None
+
+    class Wants(Plain):
+        def forward(self, input_ids, lengths):
+            return super().forward(input_ids)
+
+    class Raises(Plain):
+        def forward(self, input_ids):
+            raise ValueError("as it likes")
+
+    for kind, said in (
+        (Tuple, "forward=lambda"),
+        (Wants, "Put what it asks for into the batch"),
+        (Raises, "on this batch."),
+    ):
+        assert said in preflight(kind(), batch)["shapes and dtypes"].advice
+    assert "forward=" not in preflight(Raises(), batch)["shapes and dtypes"].advice
+    line = preflight(Plain(), batch, forward=lambda model, batch: None)["shapes and dtypes"]
+    assert line.passed is False and "forward(model, batch) must return the logits" in line.advice
+
+
+def test_ids_of_odd_kinds_are_told_what_to_become(batch):
+    for kind in (torch.uint8, torch.int16, torch.uint16):
+        line = preflight(Plain(), {name: ids.to(kind) for name, ids in batch.items()})["shapes and dtypes"]
+        assert line.passed is False and "input_ids.long()" in str(line)
+    lists = {name: ids.tolist() for name, ids in batch.items()}
+    assert "it holds input_ids (list), labels (list)" in str(preflight(Plain(), lists))
+
+
+def test_weights_may_be_wider_and_not_narrower_than_float32(batch):
+    line = preflight(Plain().double(), batch)["shapes and dtypes"]
+    assert line.passed and line.measured.endswith("float64; weights float64")
+    line = preflight(Plain().bfloat16(), batch)["shapes and dtypes"]
+    assert line.passed is False and "narrower than float32" in line.measured
+
+
+def test_two_shapes_may_differ_by_the_rounding_of_what_is_returned(batch):
+    class Narrow(Plain):
+        def forward(self, input_ids):
+            return super().forward(input_ids).bfloat16()
+
+    for kind, tolerance in ((Plain, 1e-5), (Narrow, 8 * torch.finfo(torch.bfloat16).eps)):
+        subject = subject_of(kind(), batch, None, None)
+        assert shapes_line(subject).passed and subject.tolerance == tolerance
+
+
+def test_layers_without_a_shape_and_a_mode_without_gradients_are_refused(batch):
+    class Lazy(Plain):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.LazyLinear(V)
+
+    assert "no shape yet: head.weight" in str(preflight(Lazy(), batch))
+    with torch.inference_mode():
+        report = preflight(Plain(), batch)
+    assert report.failed == ("shapes and dtypes",) and "Call preflight outside" in str(report)

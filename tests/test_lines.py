@@ -21,8 +21,10 @@ from preflight_models import (
     SHAPES,
     TIED,
     B,
+    NeedsMask,
     Plain,
     T,
+    Tuple,
     V,
     at_the_end,
     rows,
@@ -137,6 +139,25 @@ def test_a_forward_of_ones_own_is_used_and_says_what_it_takes():
     report = preflight(Named(), rows(), forward=forward)
     assert report.passed and "takes no attention_mask" in report[LEFT].measured
     assert preflight(Named(), rows()).failed == (SHAPES,)
+
+
+def test_a_forward_may_ask_for_what_the_batch_holds():
+    """As nanoGPT is called: targets make it answer at all places."""
+    torch.manual_seed(0)
+    model, mask = Tuple(), {"attention_mask": torch.ones(B, T)}
+    assert preflight(model, rows()).failed == (SHAPES,)
+    report = preflight(model, rows(), forward=lambda m, b: m(b["input_ids"], b["labels"])[0])
+    assert report.failed == () and sum(line.passed is True for line in report.lines) == 16, str(report)
+    needs = NeedsMask()
+    for forward in (None, lambda m, b: m(b["input_ids"], b["attention_mask"])):
+        report = preflight(needs, rows() | mask, forward=forward)
+        assert report.failed == () and sum(line.passed is True for line in report.lines) >= 17, str(report)
+    assert "missing 1 required positional argument: 'attention_mask'" in str(preflight(needs, rows()))
+    for name in ("lengths", "attention_mask"):
+        report = preflight(needs, rows(), forward=lambda m, b, name=name: m(b["input_ids"], b[name]))
+        assert report.failed == (SHAPES,) and f"KeyError: '{name}'" in str(report)
+    report = preflight(needs, rows(), forward=lambda m, b: {}["labels"])
+    assert report.failed == (SHAPES,) and "KeyError: 'labels'" in str(report)
 
 
 @pytest.mark.parametrize(

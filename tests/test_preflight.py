@@ -103,6 +103,7 @@ LEAKY_MASKS = {
     "both ways within chunks of 4": lambda T: in_chunks(T, 4),
     "both ways within chunks of 8": lambda T: in_chunks(T, 8),
     "both ways within the first 4": lambda T: lower(T) | ((torch.arange(T)[:, None] < 4) & (torch.arange(T) < 4)),
+    "2 sees 3, across no cut": lambda T: lower(T) | ((torch.arange(T)[:, None] == 2) & (torch.arange(T) == 3)),
     "both ways within the second half": lambda T: (
         lower(T) | ((torch.arange(T)[:, None] >= T // 2) & (torch.arange(T) >= T // 2))
     ),
@@ -124,15 +125,34 @@ def test_a_leak_is_judged_by_what_the_past_moves_so_small_weights_hide_nothing(b
     assert preflight(model, batch)["no future leak (train, with padding mask)"].passed is False
 
 
-def test_a_model_whose_attention_does_nothing_yet_is_not_called_causal(batch):
+def test_a_model_whose_attention_does_nothing_yet_is_judged_by_what_it_will_do(batch):
     model = small(NextTokenLM)
     with torch.no_grad():
         for layer in model.encoder.layers:
             layer.self_attn.out_proj.weight.zero_()
             layer.linear2.weight.zero_()
     report = preflight(model, batch)
-    assert verdicts(report) == [None] * 4
-    assert "no token moves the logits of another position yet" in str(report)
+    assert verdicts(report) == [True, False, False, False], "its mask is off by one where it has one"
+    assert "moved off zero: encoder.layers.0.self_attn.out_proj.weight" in str(report)
+    assert not model.encoder.layers[0].self_attn.out_proj.weight.any()
+
+
+@pytest.mark.parametrize("where", [(70, 120), (64, 128)])
+def test_a_leak_behind_the_place_where_the_batch_is_cut_is_caught(where):
+    ids = torch.randint(0, V, (4, 129), generator=torch.Generator().manual_seed(1))
+    batch = {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+    torch.manual_seed(0)
+    model = MaskedLM(V, d_model=32, n_layers=2, n_heads=4, max_positions=128)
+    assert verdicts(preflight(model, batch)) == [True] * 4
+
+    def allowed(T):
+        place = torch.arange(T)
+        inside = (place >= where[0]) & (place < where[1])
+        return lower(T) | (inside[:, None] & inside)
+
+    model.allowed = allowed
+    line = preflight(model, batch)["no future leak (train, with padding mask)"]
+    assert line.passed is False and "in a row of 128 tokens" in line.measured
 
 
 def test_dropout_is_no_leak(batch):

@@ -32,13 +32,18 @@ def wrong():
 
 def raises():
     return 1 / 0
+
+def exits():
+    raise SystemExit(0)
 """
 
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    for name in ("mine", "helper", "broken"):  # what a test imports, no later one shall find
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, name)
     (tmp_path / "helper.py").write_text("V = 40")
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "broken.py").write_text("import torch\n\nx = undefined_name\n")
@@ -66,6 +71,7 @@ def test_a_factory_is_found_as_a_module_and_as_a_file(mine, place):
         ("mine.py:nothing", "mine.py has no function nothing; it has "),
         ("mine.py:wrong", "returned (str); model, (model, batch) or"),
         ("mine.py:raises", "mine.py:raises() raises ZeroDivisionError: division by zero (mine.py, line"),
+        ("mine.py:exits", "mine.py:exits() raises SystemExit: 0 (mine.py, line"),
         ("--preset=giant", "preset 'giant' is not one of nano"),
     ],
 )
@@ -103,3 +109,20 @@ def test_the_vocabulary_and_the_row_length_show_in_the_model():
     assert vocabulary_of(nn.Sequential(nn.Embedding(40, 8), nn.Embedding(16, 8), nn.Linear(8, 40))) == 40
     with pytest.raises(ValueError, match="let the factory return"):
         vocabulary_of(nn.Linear(2, 2))
+
+
+AFTERWARDS = """
+from tinytrain.watch.preflight.target import load_target
+
+names = ("torch", "math", "colorsys", "tinytrain", "mine")  # colorsys: nothing has imported it so far
+kinds = [type(load_target(f"{name}.py:model")[0]).__name__ for name in names]
+import colorsys, math, torch, tinytrain.model, mine
+print(kinds, math.log(1), colorsys.rgb_to_hsv.__name__, torch.ones(1).item(), mine.CONFIG.n_layers)
+"""
+
+
+def test_a_file_may_be_called_as_a_module_is_and_stands_in_for_none(mine):
+    for name in ("torch", "math", "colorsys", "tinytrain"):
+        mine.with_name(f"{name}.py").write_text(FILE)
+    done = subprocess.run([sys.executable, "-P", "-c", AFTERWARDS], capture_output=True, text=True)
+    assert done.stdout.split("\n")[0] == f"{['GPT'] * 5} 0.0 rgb_to_hsv 1.0 1", done.stderr

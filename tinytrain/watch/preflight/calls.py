@@ -1,10 +1,14 @@
 """The same question, the same answer: nothing is left over from a call, and chance is for training only."""
 
-import torch
-from torch import nn
+from collections.abc import Callable
 
+import torch
+from torch import Tensor, nn
+
+from tinytrain.watch.preflight.gradients import gradients_of, trainable
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import MODES, Subject, as_before, first_line, largest, other_tokens
+from tinytrain.watch.preflight.state import MODES, as_before
+from tinytrain.watch.preflight.subject import Subject, first_line, largest, other_tokens
 
 
 def same_call_line(subject: Subject) -> Line:
@@ -16,7 +20,7 @@ def same_call_line(subject: Subject) -> Line:
             kept = first.detach().clone()
             draw_again()
             try:
-                second = subject.call({"input_ids": other_tokens(ids)})
+                subject.call({"input_ids": other_tokens(ids)})
                 after = first.detach().clone()  # before a third call can write the first one's answer again
                 draw_again()
                 third = subject.call({"input_ids": ids}).detach()
@@ -28,14 +32,25 @@ def same_call_line(subject: Subject) -> Line:
             if third.shape != kept.shape or not torch.equal(third.nan_to_num(), kept.nan_to_num()):
                 moved = largest(third - kept) if third.shape == kept.shape else float("inf")
                 return Line(name, False, f"asked again, logits differ by {moved:.3g} ({mode} mode)", _LEFT_OVER)
-            if mode == "train" and first.requires_grad:
-                weights = [p for p in subject.model.parameters() if p.requires_grad]
-                try:
-                    torch.autograd.grad(first.sum() + second.sum(), weights, allow_unused=True)
-                except RuntimeError as error:
-                    cure = "A tensor that backward needs is written over by the second call."
-                    return Line(name, False, f"backward after two calls raises {first_line(error)}", cure)
+            if mode == "train" and (error := _backward_fault(subject, ids, draw_again)):
+                cure = "A tensor that backward needs is written over by the second call."
+                return Line(name, False, f"backward after two calls raises {error}", cure)
     return Line(name, True, "bit-identical in train and eval mode, with other tokens in between")
+
+
+def _backward_fault(subject: Subject, ids: Tensor, draw_again: Callable[[], None]) -> str | None:
+    def both() -> Tensor:
+        total = torch.zeros((), device=ids.device)
+        for tokens in (ids, other_tokens(ids)):
+            draw_again()
+            total = total + subject.call({"input_ids": tokens}).float().sum()
+        return total
+
+    try:
+        gradients_of(both, list(trainable(subject.model).values()))
+    except RuntimeError as error:
+        return first_line(error)
+    return None
 
 
 _LEFT_OVER = "Something is left over from a call: a cache of keys and values, a counter, a state that is not reset."

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from tinytrain.loss import IGNORE_INDEX, cross_entropy
-from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import MODES, NOT_FINITE, NotTestedError, Subject, as_before, first_line
+from tinytrain.watch.preflight.report import Line, listed
+from tinytrain.watch.preflight.state import MODES, as_before
+from tinytrain.watch.preflight.subject import NOT_FINITE, NotTestedError, Subject, first_line
 
 ABOVE, BELOW = 0.5, 0.2  # nats around ln V; logits of standard deviation s start about s²/2 above it, and torch's
 # default head behind a norm has s² of a third
 SAMPLING = 3.0  # standard errors of the mean over the batch's targets
+UNKNOWN = (torch.uint16, torch.uint32, torch.uint64)  # torch has them as storage: no minimum, no lookup
 SHIFTS = {0: "the token itself: not shifted", 2: "the token after the next: shifted twice", -1: "the token before"}
 
 
@@ -20,7 +22,10 @@ def batch_fault(batch: dict) -> str | None:
     for name in ("input_ids", "labels"):
         tensor = batch.get(name)
         if not isinstance(tensor, Tensor):
-            return f"the batch has no tensor {name}; it holds {', '.join(batch) or 'nothing'}"
+            held = ", ".join(f"{n} ({type(value).__name__})" for n, value in batch.items())
+            return f"the batch has no tensor {name}; it holds {held or 'nothing'}"
+        if tensor.dtype in UNKNOWN:
+            return f"{name} are {tensor.dtype}, which most of torch cannot count with: hand over {name}.long()"
         if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
             return f"{name} are {tensor.dtype}; token ids are whole numbers (torch.long)"
     ids, labels = batch["input_ids"], batch["labels"]
@@ -37,12 +42,15 @@ def shapes_line(subject: Subject) -> Line:
     """Call the model once, and look at what it returns. Keeps the logits for the lines after it."""
     name, model, ids = "shapes and dtypes", subject.model, subject.batch["input_ids"]
     span = f"ids run from {int(ids.min())} to {int(ids.max())}"
+    if lazy := [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
+        cure = "Call the model once on a batch before anything else: lazy layers get their shape there."
+        return Line(name, False, f"no shape yet: {listed(lazy)}", cure, fatal=True)
     try:
         with as_before(model, "eval"):
             logits = subject.call(subject.batch).detach()
     except Exception as error:
         hint = f"; {span}, and tables have {_tables(model)} rows" if isinstance(error, IndexError) else ""
-        advice = "The model cannot be called on this batch. Nothing else was tested."
+        advice = f"{_how_to_call(subject, error)} Nothing else was tested."
         return Line(name, False, f"the call raises {first_line(error)}{hint}", advice, fatal=True)
     B, T = ids.shape
     said = f"ids {[B, T]}, {span}; logits {list(logits.shape)} {str(logits.dtype).removeprefix('torch.')}"
@@ -62,13 +70,50 @@ def shapes_line(subject: Subject) -> Line:
         found = "; ".join(f"{what} run from {int(t.min())} to {int(t.max())}" for what, t in outside.items())
         cure = f"The model knows 0..{V - 1}: does the tokenizer belong to it, and do ignored labels carry -100?"
         return Line(name, False, f"{said}; in the whole batch {found}", cure, fatal=True)
-    subject.logits = logits.float()
-    narrow = {n: p.dtype for n, p in model.named_parameters() if p.is_floating_point() and p.dtype != torch.float32}
+    subject.logits, subject.dtype = logits.float(), logits.dtype
+    if subject.row and (fault := _fault_of_a_whole_row(subject)):
+        cure = "Give the model as many positions as rows have tokens, or cut the rows. Longer rows were not tested."
+        subject.row = {}
+        return Line(name, False, f"{said}; {fault}", cure)
+    kinds = {n: p.dtype for n, p in model.named_parameters() if p.is_floating_point()}
+    narrow = {n: dtype for n, dtype in kinds.items() if dtype.itemsize < 4}
     if narrow:
         first, kind = next(iter(narrow.items()))
         cure = "Keep weights in float32 and let autocast narrow the forward pass: small updates are lost in 16 bits."
-        return Line(name, False, f"{said}; {len(narrow)} weights are not float32, such as {first} ({kind})", cure)
-    return Line(name, True, f"{said}; weights float32")
+        return Line(
+            name, False, f"{said}; {len(narrow)} weights are narrower than float32, such as {first} ({kind})", cure
+        )
+    widths = sorted({str(dtype).removeprefix("torch.") for dtype in kinds.values()})
+    return Line(name, True, f"{said}; weights {' and '.join(widths) or 'none'}")
+
+
+def _how_to_call(subject: Subject, error: Exception) -> str:
+    """What to do about a model that does not take the batch, or does not give logits."""
+    cannot, ids = "The model cannot be called on this batch", subject.batch["input_ids"]
+    if ids.dtype not in (torch.int32, torch.int64):
+        return f"{cannot}: a lookup takes torch.long, and input_ids are {ids.dtype}: hand over input_ids.long()."
+    if subject.forward is not None:
+        return f"{cannot}: forward(model, batch) must return the logits."
+    if not isinstance(error, TypeError):  # neither another signature nor another kind of answer
+        return f"{cannot}."
+    return (
+        "Put what it asks for into the batch, or say how it is called, with a forward that returns the logits [B,T,V]: "
+        "preflight(model, batch, forward=lambda model, batch: model(batch['input_ids'], batch['labels'])[0]). On the "
+        "command line, let the factory return a module that does so."
+    )
+
+
+def _fault_of_a_whole_row(subject: Subject) -> str | None:
+    """Rows are cut for every line; here one goes in as long as it is."""
+    L, T = subject.batch["input_ids"].shape[1], subject.row["input_ids"].shape[1]
+    try:
+        with as_before(subject.model, "eval"):
+            shape = list(subject.call(subject.row).shape)
+    except Exception as error:
+        return f"a whole row of {T} tokens raises {first_line(error)}, and tables have {_tables(subject.model)} rows"
+    if shape[:2] == [1, T]:
+        return None
+    return f"a whole row of {T} tokens gives logits {shape}, and one of {L} tokens {L} of them"
 
 
 def _tables(model: nn.Module) -> str:

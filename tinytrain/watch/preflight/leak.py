@@ -9,7 +9,10 @@ from torch import Tensor, nn
 
 from tinytrain.forward import forward_logits
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, as_before, other_tokens
+from tinytrain.watch.preflight.state import as_before
+from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NOT_FINITE, PROBE_LENGTH, Subject, other_tokens
+
+LONGEST = 1024  # tokens of a whole row, beside the batch whose rows are cut; behind them no leak is seen
 
 Call = Callable[[Tensor], Tensor]
 
@@ -71,7 +74,11 @@ def _influence(call: Call, input_ids: Tensor, draw_again: Callable[[], None]) ->
 
 
 def leak_line(subject: Subject, name: str, mode: str, with_mask: bool) -> Line:
-    """One of the four situations: what later tokens move, against what earlier ones do."""
+    """One of the four situations: what later tokens move, against what earlier ones do.
+
+    Within the first 32 places of a row, any leak is seen. Behind them, and in the row that is not cut, it is seen where
+    it crosses a cut: the first token's end, the middle, three quarters, or the last token's beginning.
+    """
     if with_mask and not subject.takes("attention_mask"):
         return Line(name, None, "not tested: the model takes no attention_mask")
     ids = subject.batch["input_ids"]
@@ -90,15 +97,24 @@ def leak_line(subject: Subject, name: str, mode: str, with_mask: bool) -> Line:
         draw_again()
         leak = _leak(call, ids, draw_again)
         draw_again()
+        place = ""
+        if subject.row:
+            row = subject.row["input_ids"][:, :LONGEST]
+            behind = _leak(call, row, draw_again)
+            if not behind <= leak:
+                leak, place = behind, f" in a row of {row.shape[1]} tokens"
+            draw_again()
         seen = _influence(call, ids[:1, :PROBE_LENGTH], draw_again)
     if math.isnan(leak) or not seen.isfinite().all():
-        return Line(name, False, "the logits are not finite", NOT_FINITE)
-    leak, past = max(leak, seen.triu(1).max().item()), seen.tril(-1).max().item()
+        return Line(name, False, f"the logits are not finite{place}", NOT_FINITE)
+    past = seen.tril(-1).max().item()
+    if seen.triu(1).max() > leak:
+        leak, place = seen.triu(1).max().item(), ""
     if leak == past == 0.0:
         return Line(name, None, "not tested: no token moves the logits of another position yet")
     return Line(
         name,
         leak <= LEAK_TOLERANCE * past,
-        f"an earlier logit moves by {leak:.3g}, a later one by {past:.3g}",
+        f"an earlier logit moves by {leak:.3g}{place}, a later one by {past:.3g}",
         "Changing later tokens changes earlier logits: look at the causal mask and at what True means in it.",
     )

@@ -1,7 +1,8 @@
 """Whether a model can tell one order of its past from another."""
 
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.subject import NotTestedError, Subject, as_before, largest, other_tokens
+from tinytrain.watch.preflight.state import as_before
+from tinytrain.watch.preflight.subject import NotTestedError, Subject, largest, other_tokens
 
 ORDER_SHARE = 1e-3  # of what other tokens move; measured 0.4 to 1.5 where order shows, and rounding where not
 

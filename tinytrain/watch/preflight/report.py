@@ -55,6 +55,11 @@ class Report:
         return f"<table><tr>{_cells('th', '', 'test', 'measured')}</tr>{''.join(map(_row, self.lines))}</table>"
 
 
+def listed(names: list[str]) -> str:
+    """The first four, and how many there are beside them."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def _row(line: Line) -> str:
     verdict = f'<b style="color:{COLOURS[line.passed]}">{WORDS[line.passed]}</b>'
     advice = f"<br><i>{escape(line.advice)}</i>" if line.advice and not line.passed else ""

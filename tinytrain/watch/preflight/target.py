@@ -24,7 +24,7 @@ def load_target(target: str) -> tuple[nn.Module, dict[str, Any] | None, torch.op
     factory = _factory(_import(place), place, name)
     try:
         made = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{target}() raises {_told(error)}") from error
     parts = made if isinstance(made, tuple) else (made,)
     kinds = (nn.Module, dict, torch.optim.Optimizer)
@@ -44,11 +44,14 @@ def _import(place: str) -> ModuleType:
             return importlib.import_module(place)
         if not path.is_file():
             raise ValueError(f"{place}: no such file")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        name = _free_name(path)
+        spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # dataclasses and pickles look a class's module up there
-        sys.path.insert(0, str(path.parent.resolve()))  # files beside it can be imported
+        sys.modules[name] = module  # dataclasses and pickles look a class's module up there
+        beside = {file.stem for file in path.parent.glob("*.py")} & {*sys.stdlib_module_names, "torch", "numpy"}
+        # Files beside it can be imported, and come first, unless one of them would stand in for Python's or torch's.
+        sys.path.insert(len(sys.path) if beside else 0, str(path.parent.resolve()))
         spec.loader.exec_module(module)
         return module
     except ValueError as error:
@@ -57,6 +60,15 @@ def _import(place: str) -> ModuleType:
         raise ValueError(f"importing {place} raises {_told(error)}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"importing {place} raises {_told(error)}") from error
+
+
+def _free_name(path: Path) -> str:
+    """The file's own name, or another one where that is taken: a file may be called torch.py or math.py."""
+    loaded = sys.modules.get(path.stem)
+    spec = importlib.util.find_spec(path.stem) if loaded is None and path.stem.isidentifier() else None
+    place = str(path) if spec is None and loaded is None else getattr(loaded, "__file__", getattr(spec, "origin", None))
+    own = path.stem not in sys.stdlib_module_names and Path(place or "").resolve() == path.resolve()
+    return path.stem if own else f"{path.stem}_of_preflight"
 
 
 def _factory(module: ModuleType, place: str, name: str) -> Callable[[], Any]:

@@ -1,0 +1,53 @@
+"""A slope is judged where the loss is smooth, and only there."""
+
+import pytest
+import torch
+from preflight_models import SLOPE, Plain, Rounded, V, detached_residual, mixture, rows, variant
+from torch import nn
+
+from tinytrain.watch.preflight import preflight
+
+
+class Coarse(Plain):
+    """Its table is used as whole numbers, and no small move reaches the next one."""
+
+    def finish(self):
+        with torch.no_grad():
+            self.tokens.weight.copy_(self.tokens.weight.sign())
+
+    def embed(self, input_ids, attention_mask):
+        table = self.tokens.weight
+        return (table + (table.round() - table).detach())[input_ids] + self.positions(torch.arange(input_ids.shape[1]))
+
+
+@pytest.mark.parametrize("kind", [mixture(8), Rounded, Coarse])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_loss_that_jumps_is_not_judged(kind, seed):
+    torch.manual_seed(seed)
+    line = preflight(kind(), rows())[SLOPE]
+    assert line.passed is None and "the loss jumps as weights move (" in line.measured
+
+
+def test_the_row_of_padding_gets_no_gradient_and_that_is_no_fault():
+    def table(self):
+        self.tokens = nn.Embedding(V, self.head.in_features, padding_idx=0)
+
+    torch.manual_seed(0)
+    batch = {name: ids.masked_fill(torch.arange(16) % 3 == 0, 0) for name, ids in rows().items()}
+    assert preflight(variant(finish=table)(), batch)[SLOPE].passed
+    assert preflight(variant(finish=table, block=detached_residual)(), batch)[SLOPE].passed is False
+
+
+def test_a_gradient_that_is_smaller_than_rounding_is_no_jump():
+    def embed(self, input_ids, attention_mask):
+        return self.tokens(input_ids) + 1e-6 * self.positions(torch.arange(input_ids.shape[1]))
+
+    torch.manual_seed(0)
+    assert preflight(variant(embed=embed)(), rows())[SLOPE].passed
+
+
+def test_weights_stand_where_they_stood():
+    model = Plain()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    preflight(model, rows())
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
