@@ -11,11 +11,9 @@ from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.recompute import recompute_activations
-from tinytrain.trace import is_bad
+from tinytrain.tensors import is_bad
 from tinytrain.watch import nan_hunt
-from tinytrain.watch.magnitudes import Magnitudes, Tally
 from tinytrain.watch.nan_hunt import NanHunt, Place
-from tinytrain.watch.table import Table
 
 
 @pytest.fixture
@@ -238,7 +236,7 @@ def test_a_loss_of_nothing_is_found_outside_the_model_with_its_line(model, batch
     ignored = torch.full_like(batch[1], -100)
     with NanHunt(model, lines=True) as hunt:
         F.cross_entropy(model(batch[0]).flatten(0, 1), ignored.flatten()).backward()
-    assert hunt.accused == "" and hunt.first.op == "nll_loss_forward"
+    assert hunt.accused == "" and hunt.first.op == "nll_loss"
     assert "F.cross_entropy(" in hunt.first.line and "outside the model" in str(hunt)
 
 
@@ -378,25 +376,6 @@ def test_the_road_leads_to_the_first_bad_place_with_growing_numbers(model, batch
     assert largest[1] / largest[0] == pytest.approx(1e13, rel=0.01) == largest[2] / largest[1]
 
 
-def test_magnitudes_on_paper():
-    tally = Tally()
-    tally.add(torch.tensor([0.0, -2.0, 70000.0, math.inf]))
-    tally.add(torch.tensor([2.0**-25, 1.0, 65519.0, math.nan]))
-    size = tally.read()
-    assert (size.largest, size.smallest, size.calls, size.dtype) == (70000.0, 2.0**-25, 2, "float32")
-    assert (size.zeros, size.nonfinite, size.too_large, size.too_small) == (1 / 8, 2 / 8, 1 / 8, 1 / 8)
-    assert size.headroom == -math.inf and Magnitudes().headroom == math.inf
-    assert Magnitudes(largest=70000.0).headroom == pytest.approx(math.log2(65504 / 70000))
-
-
-@pytest.mark.parametrize("value", [65504.0, 65519.0, 65520.0, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001])
-def test_what_fp16_would_make_of_a_number_is_what_it_makes_of_it(value):
-    tally = Tally()
-    tally.add(torch.tensor([value]))
-    half = torch.tensor([value]).half()
-    assert tally.read().too_large == float(half.isinf()) and tally.read().too_small == float(half == 0)
-
-
 def test_the_tables_hold_outputs_and_the_gradients_that_leave(batch):
     layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
@@ -531,13 +510,6 @@ def test_models_in_which_hooks_see_nothing_are_refused(model, monkeypatch):
     monkeypatch.setattr(nan_hunt, "is_sharded", lambda model: True)
     with pytest.raises(ValueError, match="this model is sharded"):
         NanHunt(model)
-
-
-def test_a_table_reads_well_anywhere():
-    table = Table(["module", "largest"], [["a", "1"], ["b<c", "22"]], marked={1})
-    assert str(table) == "  module  largest\n  a             1\n> b<c          22"
-    assert "b&lt;c" in table._repr_html_() and len(table) == 2 and len(table.head(1)) == 1
-    assert str(Table(["module"], [])) == "  module"
 
 
 def test_a_place_is_plain():

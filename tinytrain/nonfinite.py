@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from tinytrain.blame import Blame, Passage, blame
 from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
-from tinytrain.trace import Blame, Passage, Phase, Role, Trace, blame, is_bad
+from tinytrain.tensors import Phase, is_bad
+from tinytrain.trace import Role, Trace
 
 
 def first_nonfinite(
