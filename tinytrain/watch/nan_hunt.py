@@ -235,7 +235,7 @@ class NanHunt:
         found, made = blame(self.passages), self._made()
         lines = []
         if found is None:
-            worst = min(self._sizes(), default=(math.inf, "", "forward", Magnitudes()), key=lambda row: row[0])
+            worst = min(self._sizes(), default=(math.inf, "", "forward", Magnitudes()), key=lambda row: row[:3])
             lines.append(f"Everything that passed between {len(self._trace.names)} modules was finite.")
             if math.isfinite(worst[0]):
                 lines[0] += f" Nearest to FP16's end: {worst[1]}, {worst[2]}, {worst[0]:.1f} doublings left."
