@@ -4,16 +4,20 @@ A gradient that a tensor gets is a sum over all who read the tensor. Which of th
 edges of the graph, before they come together: those that lead from one call's nodes to another's are watched here.
 """
 
+import math
+import threading
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 LEAF = "AccumulateGrad"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
     """One call of a module."""
 
@@ -22,6 +26,10 @@ class Call:
     """None if it was called from outside the model"""
     run: int
     """which of the calls from outside it is part of"""
+    start: int = field(default_factory=torch._C._autograd._get_sequence_nr)
+    """nodes are numbered as they are made: the number of the first that can be of this call"""
+    end: float = math.inf
+    """the first number behind it"""
 
     def inside(self, other: "Call") -> bool:
         """Whether ``other`` is this call or was waiting for it to end."""
@@ -39,46 +47,74 @@ class Derivatives:
     """Marks derivatives with the calls that made them. ``told`` hears of each gradient that leaves its call."""
 
     def __init__(self, told: Handed) -> None:
-        self._told, self._key = told, object()
+        self._told = told
         self._handles: list[Any] = []
+        self.clear()
 
     def clear(self) -> None:
         """Take the hooks away, and forget which nodes were marked."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._key = object()
+        self._key, self._thread = object(), threading.get_ident()
+        self._calls: list[Call] = []
+
+    def begin(self, call: Call) -> None:
+        if threading.get_ident() == self._thread:  # a GPU's backward pass has its own thread, which numbers from 0
+            self._calls.append(call)
+
+    def end(self, call: Call) -> None:
+        call.end = torch._C._autograd._get_sequence_nr()
 
     def owner(self, node: Any) -> Call | None:
         """The call that made ``node``; None if it was made outside the model."""
-        return None if node is None else node.metadata.get(self._key)
+        if node is None:
+            return None
+        return node.metadata[self._key] if self._key in node.metadata else self._maker(node, None)
 
     def claim(self, tensors: Iterable[Tensor], call: Call | None) -> None:
-        """All derivatives that lead to ``tensors`` and that nobody has claimed were made in the code of ``call``."""
-        waiting = [tensor.grad_fn for tensor in tensors]
+        """The derivatives that lead to ``tensors`` and were not seen yet were made by ``call``, if their numbers do not
+        say otherwise: it may have kept for itself what others had made."""
+        waiting: list[Any] = []
+
+        def owner(node: Any) -> Call | None:
+            known = node.metadata
+            if self._key not in known:
+                known[self._key] = self._maker(node, call)
+                waiting.append(node)
+            return known[self._key]
+
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                owner(tensor.grad_fn)
         while waiting:
             node = waiting.pop()
-            if node is None or self._key in node.metadata:
-                continue
-            node.metadata[self._key] = call
-            away = []
+            mine, away = node.metadata[self._key], list[tuple[int, Any]]()
             for number, (before, _) in enumerate(node.next_functions):
                 if before is None:
                     continue
-                if type(before).__name__ == LEAF:
-                    away.append((number, before.variable))
-                elif self._key not in before.metadata:
-                    waiting.append(before)
-                elif before.metadata[self._key] is not call:
-                    away.append((number, before.metadata[self._key]))
-            if away and call is not None:
-                self._handles.append(node.register_hook(self._hook(call, away)))
+                to = before.variable if type(before).__name__ == LEAF else owner(before)
+                if to is not mine:
+                    away.append((number, to))
+            if away and mine is not None:
+                self._handles.append(node.register_hook(self._hook(mine, away)))
+
+    def _maker(self, node: Any, claims: Call | None) -> Call | None:
+        """The innermost call that was running when ``node`` got its number."""
+        if threading.get_ident() != self._thread:
+            return claims
+        number = node._sequence_nr()
+        at = bisect_right(self._calls, number, key=lambda call: call.start) - 1
+        call = self._calls[at] if at >= 0 else None
+        while call is not None and call.end <= number:
+            call = call.caller
+        return call
 
     def _hook(self, call: Call, away: list[tuple[int, Any]]) -> Callable[..., None]:
         def hook(handed: tuple[Tensor | None, ...], _came: Any) -> None:
-            for number, target in away:
+            for number, to in away:
                 gradient = handed[number]
                 if gradient is not None:
-                    self._told(call, target, gradient)
+                    self._told(call, to, gradient)
 
         return hook

@@ -90,6 +90,7 @@ class Trace:
     @contextmanager
     def watching(self) -> Iterator["Trace"]:
         self._running.clear()
+        self._derivatives.clear()
         self._begun: set[str] = set()
         self._run = 0
         self.unseen.clear()
@@ -157,6 +158,7 @@ class Trace:
         for tensor in tensors:
             self._pass(tensor, Role(name, "input", caller.module if caller else OUTSIDE, run=call.run))
         self._claim(tensors, caller)
+        self._derivatives.begin(call)
         self._running.append(call)
 
     def _after(self, module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
@@ -164,6 +166,7 @@ class Trace:
         if self.running != name:  # somebody's own hook has failed before this module began
             return
         call = self._running.pop()
+        self._derivatives.end(call)
         tensors = list(tensors_in(output))
         for tensor in tensors:
             self._pass(tensor, Role(name, "output", call.caller.module if call.caller else OUTSIDE, run=call.run))

@@ -243,7 +243,7 @@ class NanHunt:
             road = self.road()
             lines += [verdict.sentence(found), *(["  on the way there:"] if road else []), *(f"    {s}" for s in road)]
         if made is not None:
-            lines += verdict.operation(made)
+            lines += verdict.operation(made, found)
         return "\n".join([*lines, *verdict.notes(self.passages, found), *verdict.unseen(self._trace.unseen)])
 
     __repr__ = __str__

@@ -41,10 +41,11 @@ def _backward(found: Blame) -> str:
     return f"{found.module}, backward: the gradient came in finite and left it not finite."
 
 
-def operation(made: Operation) -> list[str]:
+def operation(made: Operation, found: Blame | None) -> list[str]:
     """The operation, where it is, and the line that asked for it."""
+    where = made.module or (found.module if found is not None else "") or "outside the model"
     derivative = f" in {made.derivative}" if made.derivative else ""
-    lines = [f"  the operation: {made.op}{derivative}, {made.phase}, {made.module or 'outside the model'}"]
+    lines = [f"  the operation: {made.op}{derivative}, {made.phase}, {where}"]
     lines.append(f"    {made.line}")
     if made.out_of is not None:
         lines += [f"  of the minus infinity made by {made.out_of.op}:", f"    {made.out_of.line}"]
