@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -36,7 +36,7 @@ def _tensors_in(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return list(value.values())
     if isinstance(value, (tuple, list, set, frozenset)):
         return list(value)

@@ -40,12 +40,14 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         kwargs, name = kwargs or {}, func._schema.name.partition("::")[2]
         shape_only = name.endswith("_like") or name.startswith("new_")  # of its first argument
-        given = self._origins.given((args[shape_only:], kwargs))  # before the call, which may write over it
+        with self._trace.apart():  # other modes do not see these looks
+            given = self._origins.given((args[shape_only:], kwargs))  # before the call, which may write over it
         output = func(*args, **kwargs)
         if "empty" not in name:  # memory that nobody has written yet is no result
             node = torch._C._current_autograd_node()
             place, phase = (self._trace.running, "forward") if node is None else (self._trace.owner(node), "backward")
-            self._origins.made(output, given, lambda: self._operation(shown_name(func, kwargs), node), place, phase)
+            with self._trace.apart():
+                self._origins.made(output, given, lambda: self._operation(shown_name(func, kwargs), node), place, phase)
         return output
 
     def origin(self, tensor: Tensor) -> Operation | None:

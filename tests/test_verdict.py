@@ -1,0 +1,70 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from tinytrain.watch.nan_hunt import NanHunt
+
+
+class Nested(nn.Module):
+    def forward(self, x):
+        return torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)
+
+
+UNSEEN = {
+    "nested": (Nested(), lambda model: model(torch.ones(2, 3)), "1 tensors nested, of Nested"),
+    "meta": (nn.Linear(2, 2, device="meta"), lambda model: model(torch.ones(1, 2, device="meta")), "without data"),
+    "vmap": (nn.Linear(2, 1), lambda model: torch.vmap(model)(torch.ones(3, 2)), "2 tensors inside torch.func"),
+    "grad": (nn.Linear(2, 1), lambda m: torch.func.grad(lambda x: m(x).sum())(torch.ones(2)), "2 tensors inside"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+@pytest.mark.parametrize("lines", [False, True])
+def test_what_cannot_be_looked_at_is_said(kind, lines):
+    model, run, words = UNSEEN[kind]
+    with NanHunt(model, lines=lines) as hunt:
+        run(model)
+    assert not hunt.found and words in str(hunt) and "could not look at" in str(hunt)
+
+
+def test_a_bad_weight_that_nothing_reads_is_told_and_accuses_nobody():
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.unused = nn.Linear(2, 2)
+    with torch.no_grad():
+        model.unused.bias[0] = math.nan
+    with NanHunt(model) as hunt:
+        model[0](torch.ones(1, 2))
+    assert not hunt.found and "not finite, and nothing that ran was spoilt by it: unused.bias" in str(hunt)
+
+
+def with_an_old_gradient():
+    model = nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    model.weight.grad.fill_(math.nan)
+    return model
+
+
+def test_a_gradient_that_an_earlier_backward_has_left_is_named_as_such():
+    model = with_an_old_gradient()
+    with NanHunt(model) as hunt:
+        model(torch.ones(1, 2)).sum().backward()
+    assert hunt.found and hunt.accused == "" and hunt.first.phase == "backward"
+    assert "an earlier one has left them" in str(hunt) and "1 weights (Linear.weight); zero_grad" in str(hunt)
+
+
+def test_an_old_gradient_that_is_cleared_in_time_is_no_matter():
+    model = with_an_old_gradient()
+    with NanHunt(model) as hunt:
+        model.zero_grad()
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+    assert not hunt.found and model.weight.grad.tolist() == [[2.0, 2.0]]
+
+
+def test_an_old_gradient_does_not_hide_who_breaks_now():
+    model = with_an_old_gradient()
+    with NanHunt(model) as hunt:
+        (model(torch.ones(1, 2)).sum() * math.inf).backward()
+    assert "came back to Linear was not finite" in str(hunt) and "not finite before: the gradients of 1" in str(hunt)
