@@ -221,3 +221,20 @@ def test_infinite_buffers_are_meant_and_do_not_excuse_their_module():
     with NanHunt(model := Observer()) as hunt:
         model(torch.ones(1))
     assert hunt.accused == "Observer" and "its output is not finite" in str(hunt)
+
+
+def test_a_bad_weight_further_on_does_not_excuse_the_code_that_breaks_before_it():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.between, self.two = nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.two(self.between(self.one(x) / 0))
+
+    model = Model()
+    with torch.no_grad():
+        model.two.weight.fill_(math.nan)
+    with NanHunt(model) as hunt:
+        model(torch.ones(1, 2))
+    assert hunt.accused == "Model"

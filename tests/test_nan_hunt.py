@@ -126,6 +126,10 @@ def test_a_tensor_of_the_models_own_code_can_be_watched():
     x = torch.ones(2, requires_grad=True)
     model(x).backward()
     assert hunt.modules()["scores"]["forward"].calls == 1 and not x._backward_hooks, "outside the block: nothing"
+    with hunt:
+        hunt.watch("mask", torch.tensor([True, False, False]))
+        hunt.watch("ids", torch.tensor([3, 0]))
+    assert hunt.modules()["mask"]["forward"].zeros == 2 / 3 and hunt.modules()["ids"]["forward"].smallest == 3
     with pytest.raises(ValueError, match=r"watch\('Attention', …\): a module of the model has this name"), hunt:
         hunt.watch("Attention", torch.ones(1))
 
@@ -148,6 +152,12 @@ def test_it_hunts_in_evaluation_and_again_from_the_start(model, batch):
 def test_models_in_which_hooks_see_nothing_are_refused(model, monkeypatch):
     with pytest.raises(ValueError, match=r"this model is compiled: hunt before torch\.compile"):
         NanHunt(torch.compile(model, backend="eager"))
+    compiled = nn.Sequential(nn.Linear(1, 1))
+    compiled[0].compile(backend="eager")
+    with pytest.raises(ValueError, match=r"this model is compiled: hunt before torch\.compile"):
+        NanHunt(compiled)
+    with pytest.raises(ValueError, match=r"this model is scripted: hunt before torch\.jit"):
+        NanHunt(nn.Sequential(torch.jit.ScriptModule()))
     monkeypatch.setattr(nan_hunt, "is_sharded", lambda model: True)
     with pytest.raises(ValueError, match="this model is sharded"):
         NanHunt(model)

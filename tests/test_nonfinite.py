@@ -120,6 +120,10 @@ def test_a_buffer_that_is_nan_is_named_where_its_module_breaks(model):
     model.norm = nn.Sequential(model.norm, Transposed(norm))
     assert first_nonfinite(model.eval(), [batch_of()]).startswith("the buffer norm.1.inner.running_var holds NaN in 1 ")
     assert first_nonfinite(model.train(), [batch_of()]) == "", "in training nobody reads it"
+    norm.running_var[3] = 1.0
+    norm.register_buffer("least", torch.tensor(math.inf))
+    norm.register_forward_hook(lambda _m, _i, output: output * math.inf)
+    assert first_nonfinite(model, [batch_of()]).startswith("the output of norm.1.inner"), "infinite buffers are meant"
 
 
 class Borrowing(nn.Module):

@@ -53,6 +53,9 @@ def test_masks_and_memory_not_yet_written_are_not_taken_for_the_operation(op, mo
     torch.use_deterministic_algorithms(True)
     try:
         hunt = NanHunt(model, lines=True)
+        with hunt:
+            never_written = torch.empty(3)
+        assert never_written.isnan().all() and not hunt.found
         with hunt, torch.no_grad():
             model(batch[0])
     finally:
@@ -210,7 +213,49 @@ def test_a_loss_that_is_looked_at_is_still_named():
         loss = F.cross_entropy(layer(torch.ones(2, 2)), torch.tensor([-100, -100]))
         assert loss.isnan().item() and math.isnan(loss.item())
         torch.ones_like(loss)
-    assert hunt.found and hunt.first.op == "nll_loss"
+        loss.relu().backward()  # its derivative reads NaN and is finite
+    assert hunt.found and hunt.first.op == "nll_loss" and layer.weight.grad.isfinite().all()
+
+
+def test_a_loss_that_breaks_both_ways_is_named_as_it_is_written():
+    layer = nn.Linear(2, 2)
+    with NanHunt(layer, lines=True) as hunt:
+        (-(layer(torch.ones(2, 2)).softmax(-1) * 0).log()).mean().backward()
+    assert hunt.accused == "" and (hunt.first.op, hunt.first.phase) == ("log", "backward")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_backward_nobody_forbids_a_place(sign):
+    class Root(nn.Module):
+        def forward(self, x):
+            return (x * 0).abs().sqrt()
+
+    with NanHunt(model := nn.Sequential(nn.Linear(2, 2), Root()), lines=True) as hunt:
+        (sign * model(torch.ones(1, 2))).sum().backward()
+    assert hunt.first.op == "div" and "SqrtBackward0" in str(hunt), "which makes infinity of 1 and of -1"
+
+
+def test_the_worst_of_several_is_followed():
+    class Sum(nn.Module):
+        def forward(self, x):
+            mask = log_mask(2)
+            broken = (x - x) / (x - x)
+            return mask + broken
+
+    with NanHunt(model := Sum(), lines=True) as hunt:
+        model(torch.ones(2, 2))
+    assert hunt.first.op == "div" and "broken =" in hunt.first.line
+
+
+def test_what_a_kernel_forbids_for_itself_is_no_fault():
+    layer, targets, lengths = (
+        nn.Linear(8, 5),
+        torch.tensor([[1, 2], [3, 3]]),
+        (torch.tensor([6, 6]), torch.tensor([2, 2])),
+    )
+    with NanHunt(layer, lines=True) as hunt:
+        F.ctc_loss(layer(torch.randn(6, 2, 8)).log_softmax(-1), targets, *lengths).backward()
+    assert not hunt.found
 
 
 def test_memory_that_is_used_again_has_no_origin_of_old():

@@ -7,6 +7,25 @@ from torch import nn
 from tinytrain.watch.nan_hunt import NanHunt
 
 
+class Mute(torch.Tensor):
+    """A tensor of a kind that answers nothing but what makes it."""
+
+    @staticmethod
+    def __new__(cls, shape):
+        return torch.Tensor._make_wrapper_subclass(cls, shape)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if "detach" in str(func) or "empty_like" in str(func):
+            return cls(args[0].shape)
+        raise NotImplementedError(str(func))
+
+
+class Unheard(nn.Module):
+    def forward(self, x):
+        return torch.empty_like(Mute((2,)))
+
+
 class Nested(nn.Module):
     def forward(self, x):
         return torch.nested.nested_tensor([x, x[:1]], layout=torch.jagged)
@@ -16,6 +35,7 @@ UNSEEN = {
     "nested": (Nested(), lambda model: model(torch.ones(2, 3)), "1 tensors nested, of Nested"),
     "meta": (nn.Linear(2, 2, device="meta"), lambda model: model(torch.ones(1, 2, device="meta")), "without data"),
     "vmap": (nn.Linear(2, 1), lambda model: torch.vmap(model)(torch.ones(3, 2)), "2 tensors inside torch.func"),
+    "mute": (Unheard(), lambda model: model(torch.ones(2)), "1 tensors of type Mute, of Unheard"),
     "grad": (nn.Linear(2, 1), lambda m: torch.func.grad(lambda x: m(x).sum())(torch.ones(2)), "2 tensors inside"),
 }
 
@@ -68,3 +88,20 @@ def test_an_old_gradient_does_not_hide_who_breaks_now():
     with NanHunt(model) as hunt:
         (model(torch.ones(1, 2)).sum() * math.inf).backward()
     assert "came back to Linear was not finite" in str(hunt) and "not finite before: the gradients of 1" in str(hunt)
+
+
+def test_a_gradient_that_this_block_has_spoilt_is_not_called_old():
+    model = nn.Linear(2, 1)
+    with NanHunt(model) as hunt:
+        for scale in (1.0, math.inf, 1.0):
+            (model(torch.ones(1, 2)).sum() * scale).backward()
+    assert "came back to Linear was not finite" in str(hunt) and "not finite before" not in str(hunt)
+
+
+def test_where_gradients_are_derived_once_more_the_name_is_called_a_guess():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), torch.randn(3, 4, requires_grad=True)
+    for broken in (False, True):
+        with NanHunt(model) as hunt:
+            (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            (slope * (0 if broken else 1)).pow(2).sum().sqrt().backward()
+        assert hunt.found == broken == ("a guess: gradients were derived once more" in str(hunt))

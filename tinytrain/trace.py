@@ -60,12 +60,14 @@ class Trace:
     inputs when it begins and of its outputs when it ends, so in the order of the computation, inner modules first.
     Backward, of each gradient that the code of a module hands on, and of each tensor's gradient once, when it is
     complete, with the roles of its tensor: it leaves the modules of which it is the input, and comes to those of which
-    it is the output. ``unseen`` counts the tensors that could not be looked at, by module and reason.
+    it is the output. ``unseen`` counts the tensors that could not be looked at, by module and reason; ``twice`` says
+    whether gradients were made of which there are derivatives again.
     """
 
     def __init__(self, model: nn.Module, see: See) -> None:
         self.model, self._see = model, see
         self.unseen: dict[tuple[str, str], int] = {}
+        self.twice = False
         self._derivatives = Derivatives(self._hands_on)
         self._running: list[Call] = []
         self._handles: list[Any] = []
@@ -94,6 +96,7 @@ class Trace:
         self._begun: set[str] = set()
         self._run = 0
         self.unseen.clear()
+        self.twice = False
         self._name_modules()
         try:
             self._look_at_what_is_kept()
@@ -115,6 +118,7 @@ class Trace:
         return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
     def _look(self, phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
+        self.twice = self.twice or (phase == "backward" and tensor.requires_grad)
         if not (tensor.is_floating_point() or tensor.is_complex()) or is_lazy(tensor):
             return
         with self.apart():

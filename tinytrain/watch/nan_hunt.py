@@ -65,8 +65,10 @@ class NanHunt:
     where modules are tiny. The numbers are read when they are asked for, so that a GPU does not wait (with
     ``lines=True`` it does).
 
-    What it cannot look at it says: nested tensors, tensors without data, and those inside ``torch.func``. It does not
-    see what a module hands on in an iterator, or within an object that is no container, dataclass or namespace.
+    What it cannot look at it says: nested tensors, tensors without data, and those inside ``torch.func``; and that a
+    derivative of a derivative was taken (``create_graph=True``), where it guesses who spoilt it. It does not see what a
+    module hands on in an iterator, or within an object that is no container, dataclass or namespace; and a loss that
+    is not finite although every gradient is, only with ``lines=True``.
     Modules with hooks take the plain path where torch has a fused one: ``nn.TransformerEncoder`` in evaluation computes
     otherwise while it is watched, and a NaN of its fast path is not seen.
 
@@ -192,7 +194,10 @@ class NanHunt:
         heads = ["module"] + [f"{way} {what}" for way in ("output", "gradient") for what in ("largest", "smallest")]
         heads[3:3] = ["zeros", "not finite"]
         heads += ["zeros", "not finite"]
-        rows = [[name, *_cells(both["forward"]), *_cells(both["backward"])] for name, both in self.modules().items()]
+        rows = [
+            [name, *verdict.cells(both["forward"]), *verdict.cells(both["backward"])]
+            for name, both in self.modules().items()
+        ]
         return Table(heads, rows, marked={i for i, (name, *_) in enumerate(rows) if name == self.accused})
 
     def headroom(self) -> Table:
@@ -201,7 +206,7 @@ class NanHunt:
         rows = sorted(self._sizes(), key=lambda row: row[0])
         heads = ["module", "pass", "largest", "doublings left", "infinite or NaN", "would be infinite", "would be 0"]
         cells = [
-            [name, phase, short(s.largest), f"{s.headroom:.1f}".replace("-inf", "none"), *_shares(s)]
+            [name, phase, short(s.largest), f"{s.headroom:.1f}".replace("-inf", "none"), *verdict.shares(s)]
             for _, name, phase, s in rows
         ]
         return Table(heads, cells, marked={i for i, row in enumerate(rows) if row[0] < 0})
@@ -244,20 +249,7 @@ class NanHunt:
             lines += [verdict.sentence(found), *(["  on the way there:"] if road else []), *(f"    {s}" for s in road)]
         if made is not None:
             lines += verdict.operation(made, found)
-        return "\n".join([*lines, *verdict.notes(self.passages, found), *verdict.unseen(self._trace.unseen)])
+        lines += verdict.notes(self.passages, found)
+        return "\n".join([*lines, *verdict.limits(self._trace.unseen, found, twice=self._trace.twice)])
 
     __repr__ = __str__
-
-
-def _cells(size: Magnitudes) -> list[str]:
-    if not size.calls:
-        return ["", "", "", ""]
-    return [short(size.largest), short(size.smallest), _share(size.zeros), _share(size.nonfinite)]
-
-
-def _shares(size: Magnitudes) -> list[str]:
-    return [_share(share) for share in (size.nonfinite, size.too_large, size.too_small)]
-
-
-def _share(share: float) -> str:
-    return "0" if share == 0 else f"{share:.2%}" if share >= 0.0001 else "< 0.01%"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tinytrain.tensors import Phase, readable, surely_finite
+from tinytrain.tensors import Phase, is_bad, readable, surely_finite
 
 FINITE, FORBIDDEN, INFINITE, NAN = range(4)  # the worst of a tensor's numbers; FORBIDDEN is minus infinity alone
 
@@ -46,6 +46,8 @@ class Result:
     """the module in whose code it was made"""
     phase: Phase
     number: int
+    fault: bool
+    """whether it is bad, as ``is_bad`` says, and not a mask"""
     gone: bool = False
     """another operation of this phase has made something of it: finite numbers, or a result that lives on"""
 
@@ -73,7 +75,7 @@ class Origins:
         return result.origin if result is not None else None
 
     def left_over(self, place: str) -> Operation | None:
-        alive = (r.origin for r in self._ever if r.place == place and not r.gone)
+        alive = (r.origin for r in self._ever if r.place == place and r.fault and not r.gone)
         return next(alive, None)
 
     def given(self, values: Any) -> Given:
@@ -123,7 +125,9 @@ class Origins:
 
     def _keep(self, tensor: Tensor, origin: Operation, place: str, phase: Phase) -> None:
         if (key := _memory(tensor)) is not None:
-            result = Result(StorageWeakRef(tensor.untyped_storage()), origin, place, phase, len(self._ever))
+            numbers, memory = readable(tensor), StorageWeakRef(tensor.untyped_storage())
+            fault = not isinstance(numbers, str) and bool(is_bad(numbers, phase))
+            result = Result(memory, origin, place, phase, len(self._ever), fault)
             self._results[key] = result
             self._ever.append(result)
 
@@ -148,16 +152,22 @@ def _numeric(tensor: Tensor) -> bool:
 
 def _level(value: Any) -> int:
     if isinstance(value, Tensor):
-        if not _numeric(value) or isinstance(numbers := readable(value), str) or surely_finite(numbers):
+        try:
+            return _level_of(value) if _numeric(value) else FINITE
+        except NotImplementedError:  # a kind of tensor that cannot be asked
             return FINITE
-        if bool(numbers.isfinite().all()):
-            return FINITE
-        if bool(numbers.isnan().any()):
-            return NAN
-        return INFINITE if bool((numbers == math.inf).any()) else FORBIDDEN
     if isinstance(value, float) and not math.isfinite(value):
         return NAN if math.isnan(value) else INFINITE if value > 0 else FORBIDDEN
     return FINITE
+
+
+def _level_of(tensor: Tensor) -> int:
+    numbers = readable(tensor)
+    if isinstance(numbers, str) or surely_finite(numbers) or bool(numbers.isfinite().all()):
+        return FINITE
+    if bool(numbers.isnan().any()):
+        return NAN
+    return INFINITE if bool((numbers == math.inf).any()) else FORBIDDEN
 
 
 def _elsewhere(tensor: Tensor, forbidden: list[tuple[Tensor, Tensor]]) -> bool:

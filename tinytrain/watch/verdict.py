@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from tinytrain.blame import Blame, Passage
+from tinytrain.watch.magnitudes import Magnitudes
 from tinytrain.watch.origins import Operation
+from tinytrain.watch.table import short
 
 
 def sentence(found: Blame) -> str:
@@ -69,13 +71,32 @@ def notes(passages: Sequence[Passage], found: Blame | None) -> list[str]:
     return lines
 
 
-def unseen(counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """What could not be looked at."""
+def limits(counts: Mapping[tuple[str, str], int], found: Blame | None, *, twice: bool) -> list[str]:
+    """What could not be looked at, and what is not certain."""
     reasons: dict[str, list[str]] = {}
     for module, why in counts:
         reasons.setdefault(why, []).append(module)
     total = {why: sum(n for (_, w), n in counts.items() if w == why) for why in reasons}
-    return [f"  could not look at {total[why]} tensors {why}, of {_few(names)}" for why, names in reasons.items()]
+    lines = [f"  could not look at {total[why]} tensors {why}, of {_few(names)}" for why, names in reasons.items()]
+    if twice and found is not None and found.phase == "backward":
+        lines.append("  a guess: gradients were derived once more (create_graph=True), and that is not told apart")
+    return lines
+
+
+def cells(size: Magnitudes) -> list[str]:
+    """Of a row of the table: largest, smallest, share of zeros and of what is not finite."""
+    if not size.calls:
+        return ["", "", "", ""]
+    return [short(size.largest), short(size.smallest), _share(size.zeros), _share(size.nonfinite)]
+
+
+def shares(size: Magnitudes) -> list[str]:
+    """Of a row of the headroom: what is not finite, and what FP16 would make infinite or 0."""
+    return [_share(share) for share in (size.nonfinite, size.too_large, size.too_small)]
+
+
+def _share(share: float) -> str:
+    return "0" if share == 0 else f"{share:.2%}" if share >= 0.0001 else "< 0.01%"
 
 
 def _names(roles: Sequence[object]) -> list[str]:
