@@ -72,7 +72,7 @@ def _backward(roles: Sequence[Role]) -> Blame:
         return Blame(weights[0].module, "backward", weights[0], "weight")
     if weights:
         return Blame(OUTSIDE, "backward", weights[0], "outside")
-    came = [role for role in roles if role.side == "output"] or list(roles)
+    came = [role for role in roles if role.side == "output"] or [first]  # of what no module made: the outermost reader
     if any(role.caller == OUTSIDE for role in came):
         return Blame(OUTSIDE, "backward", came[0], "outside")
     return Blame(came[-1].caller, "backward", came[0], "between")

@@ -156,8 +156,8 @@ def _level(value: Any) -> int:
             return _level_of(value) if _numeric(value) else FINITE
         except NotImplementedError:  # a kind of tensor that cannot be asked
             return FINITE
-    if isinstance(value, float) and not math.isfinite(value):
-        return NAN if math.isnan(value) else INFINITE if value > 0 else FORBIDDEN
+    if isinstance(value, float) and math.isinf(value):  # NaN as a constant is no excuse for who computes with it
+        return INFINITE if value > 0 else FORBIDDEN
     return FINITE
 
 
