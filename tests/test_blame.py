@@ -158,6 +158,30 @@ def test_a_loss_that_spoils_the_gradient_of_what_a_module_reads_too_is_outside()
     assert hunt.found and hunt.accused == "" and "came back to body was not finite: look at the loss" in str(hunt)
 
 
+@pytest.mark.parametrize("lines", [False, True])
+def test_a_loss_on_what_a_hook_has_taken_from_inside_is_outside(lines):
+    layers, taken = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), []
+    layers[0].register_forward_hook(lambda _m, _i, output: taken.append(output))
+    with NanHunt(layers, lines=lines) as hunt:
+        (layers(torch.randn(2, 4)).sum() + root_of_zero(taken[0]).sum()).backward()
+    assert hunt.found and hunt.accused == "" and "came back to 0 was not finite: look at the loss" in str(hunt)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_loss_that_a_module_keeps_is_of_the_module_also_where_only_the_loss_reads_it(listed):
+    class InAList(Keeping):
+        def forward(self, x):
+            y = super().forward(x)
+            self.kept = [self.kept]
+            return y
+
+    layers = nn.Sequential(nn.Linear(4, 4), InAList() if listed else Keeping())
+    with NanHunt(layers) as hunt:
+        y = layers(torch.randn(2, 4))
+        (y.sum() + (layers[1].kept[0] if listed else layers[1].kept)).backward()
+    assert hunt.accused == "1" and "on the way back to 1.lin, in its own code" in str(hunt)
+
+
 def test_a_penalty_on_a_weight_that_breaks_is_outside():
     model = nn.Linear(2, 2)
     with NanHunt(model) as hunt:

@@ -60,7 +60,7 @@ def _forward(role: Role, kept: Sequence[Role], ran: Collection[str]) -> Blame:
 
 def _backward(roles: Sequence[Role]) -> Blame:
     """The first bad gradient was handed on by the code of a module: into that it came finite. Or it is the sum of what
-    was handed on, and all that modules handed on was finite: then others have added to it."""
+    was handed on, and all that modules handed on was finite: then the loss has added to it, or it is out of scale."""
     first, *rest = roles
     if first.side == "handed":
         to = rest[0] if rest else None
@@ -72,7 +72,8 @@ def _backward(roles: Sequence[Role]) -> Blame:
         return Blame(weights[0].module, "backward", weights[0], "weight")
     if weights:
         return Blame(OUTSIDE, "backward", weights[0], "outside")
-    came = [role for role in roles if role.side == "output"] or [first]  # of what no module made: the outermost reader
-    if any(role.caller == OUTSIDE for role in came):
-        return Blame(OUTSIDE, "backward", came[0], "outside")
-    return Blame(came[-1].caller, "backward", came[0], "between")
+    came = [role for role in roles if role.side == "output"]
+    # what no module gave back was made, and read, by the code that handed it on; and nobody has claimed what a
+    # checkpoint computes once more between its modules
+    who = first.caller if not came else came[-1].caller if came[-1].again else OUTSIDE
+    return Blame(who, "backward", (came or [first])[0], "between" if who != OUTSIDE else "outside")

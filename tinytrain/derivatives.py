@@ -30,6 +30,8 @@ class Call:
     """nodes are numbered as they are made: the number of the first that can be of this call"""
     end: float = math.inf
     """the first number behind it"""
+    again: bool = False
+    """computed once more, during a backward pass"""
 
     def inside(self, other: "Call") -> bool:
         """Whether ``other`` is this call or was waiting for it to end."""

@@ -41,6 +41,8 @@ class Role:
     """of what was kept: the modules around its own, from the model itself on"""
     buffer: bool = False
     """kept as a buffer and not as a weight"""
+    again: bool = False
+    """in a call that was computed once more, during a backward pass"""
     hooked: bool = False
     """a weight with hooks of the user's own, which may change its gradient"""
 
@@ -156,11 +158,14 @@ class Trace:
     def _before(self, module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         name, caller = self.names[module], self._caller()
         call = Call(name, caller, caller.run if caller else self._run_of(name))
+        call.again = caller is not None and (caller.again or not self._running)
         for own, parameter in module.named_parameters(recurse=False):
             self._look("forward", (Role(name, "weight", name, own, call.run),), parameter)
         tensors = list(tensors_in((arguments, named)))
         for tensor in tensors:
-            self._pass(tensor, Role(name, "input", caller.module if caller else OUTSIDE, run=call.run))
+            self._pass(
+                tensor, Role(name, "input", caller.module if caller else OUTSIDE, run=call.run, again=call.again)
+            )
         self._claim(tensors, caller)
         self._derivatives.begin(call)
         self._running.append(call)
@@ -173,8 +178,9 @@ class Trace:
         self._derivatives.end(call)
         tensors = list(tensors_in(output))
         for tensor in tensors:
-            self._pass(tensor, Role(name, "output", call.caller.module if call.caller else OUTSIDE, run=call.run))
-        self._claim(tensors, call)
+            caller = call.caller.module if call.caller else OUTSIDE
+            self._pass(tensor, Role(name, "output", caller, run=call.run, again=call.again))
+        self._claim([*tensors, *_kept_by(module)], call)
 
     def _caller(self) -> Call | None:
         """The call whose code runs now; in a backward pass that computes something once more, the one it is part of."""
@@ -229,6 +235,17 @@ class Trace:
     def _known(self, tensor: Tensor) -> list[Role]:
         known = self._roles.get(tensor)
         return known[1] if known is not None else []
+
+
+def _kept_by(module: nn.Module) -> list[Tensor]:
+    """What a module keeps as an attribute, for a loss to read later."""
+    kept: list[Tensor] = []
+    for value in vars(module).values():
+        if isinstance(value, Tensor):
+            kept.append(value)
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            kept += [each for each in value if isinstance(each, Tensor)]
+    return kept
 
 
 def _wrapped(tensor: Tensor) -> bool:
