@@ -88,6 +88,15 @@ class Beside(nn.Module):
         return self.act(h) + root_of_zero(h)
 
 
+class Reading(Beside):
+    """Reads a tensor of its own, with an infinite slope, and then hands it to a module."""
+
+    def forward(self, x):
+        h = x * 2
+        root = root_of_zero(h)
+        return self.act(h) + self.lin(root)
+
+
 class Borrowing(nn.Module):
     """Reads the weight of one of its modules, with an infinite slope."""
 
@@ -123,6 +132,7 @@ READERS = {
         "1",
         "on the way back to 1.lin",
     ),
+    "code before a module": (nn.Sequential(nn.Linear(4, 4), Reading()), "1", "on the way back to 1.act, in its own"),
     "code that borrows a weight": (nn.Sequential(nn.Linear(4, 4), Borrowing()), "1", "of the weight 1.two.weight"),
     "code whose result is kept": (Collecting(nn.Linear(4, 4), Keeping()), "1", "on the way back to 1.lin"),
 }

@@ -31,7 +31,20 @@ def test_each_hands_on_its_own_share_of_a_gradient(graph):
     _, told, x, whole, a, z, _ = graph
     z.backward()
     assert x.grad.item() == 16
-    assert told == [(whole, a, [1.0]), (a, whole, [3.0]), (whole, x, [16.0])]
+    assert told == [(whole, a, [1.0]), (whole, whole, [5.0]), (a, whole, [3.0]), (whole, x, [16.0])]
+
+
+def test_what_its_own_maker_has_read_before_it_passed_is_known(graph):
+    derivatives, _, x, whole, _, z, _ = graph
+    y = z * 2
+    later = Call("later", None, 1)
+    derivatives.begin(later)
+    u = y * 3
+    v = u * 4
+    derivatives.claim([v], later)
+    derivatives.claim([u], later)
+    assert derivatives.reader(u.grad_fn) is later and derivatives.reader(v.grad_fn) is None
+    assert derivatives.reader(x.grad_fn) is None is derivatives.reader(y.grad_fn)
 
 
 def test_who_made_a_derivative_is_known_of_what_was_kept_for_later_too(graph):

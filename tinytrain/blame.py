@@ -72,8 +72,11 @@ def _backward(roles: Sequence[Role]) -> Blame:
         return Blame(weights[0].module, "backward", weights[0], "weight")
     if weights:
         return Blame(OUTSIDE, "backward", weights[0], "outside")
-    came = [role for role in roles if role.side == "output"]
-    # what no module gave back was made, and read, by the code that handed it on; and nobody has claimed what a
-    # checkpoint computes once more between its modules
-    who = first.caller if not came else came[-1].caller if came[-1].again else OUTSIDE
-    return Blame(who, "backward", (came or [first])[0], "between" if who != OUTSIDE else "outside")
+    came = next((role for role in roles if role.side == "output"), first)
+    read = next((role for role in roles if role.side == "read"), None)
+    if read is not None:
+        return Blame(read.module, "backward", came, "between")
+    last = [role for role in roles if role.side == came.side][-1 if came.side == "output" else 0]
+    if last.again and last.caller != OUTSIDE:  # nobody has claimed what a checkpoint computes between its modules
+        return Blame(last.caller, "backward", came, "between")
+    return Blame(OUTSIDE, "backward", came, "outside")

@@ -1,13 +1,14 @@
 """Who made a derivative: each node of autograd's graph belongs to the call in whose code it was made.
 
 A gradient that a tensor gets is a sum over all who read the tensor. Which of them made it NaN is seen only on the
-edges of the graph, before they come together: those that lead from one call's nodes to another's are watched here.
+edges of the graph, before they come together: those that lead from one call's nodes to another's, or to what has
+passed between modules, are watched here.
 """
 
 import math
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,17 @@ class Call:
         return call is other
 
 
+@dataclass
+class Mark:
+    """What is known of a node."""
+
+    call: Call | None
+    passed: bool = False
+    """its tensor has passed from one module to another"""
+    read: bool = False
+    """by the code of the same call, before it passed"""
+
+
 Handed = Callable[[Call, "Call | Tensor | None", Tensor], None]
 """told which call handed on a gradient, to whose derivatives (or to which leaf), and the gradient"""
 
@@ -72,32 +84,40 @@ class Derivatives:
         """The call that made ``node``; None if it was made outside the model."""
         if node is None:
             return None
-        return node.metadata[self._key] if self._key in node.metadata else self._maker(node, None)
+        return node.metadata[self._key].call if self._key in node.metadata else self._maker(node, None)
 
-    def claim(self, tensors: Iterable[Tensor], call: Call | None) -> None:
-        """The derivatives that lead to ``tensors`` and were not seen yet were made by ``call``, if their numbers do not
-        say otherwise: it may have kept for itself what others had made."""
+    def reader(self, node: Any) -> Call | None:
+        """The call that made ``node``, if its own code has read the result in a way that is not watched."""
+        mark = None if node is None else node.metadata.get(self._key)
+        return mark.call if mark is not None and mark.read else None
+
+    def claim(self, tensors: Sequence[Tensor], call: Call | None) -> None:
+        """Note that ``tensors`` pass from one module to another. The derivatives that lead to them and were not seen
+        yet were made by ``call``, if their numbers do not say otherwise: it may have kept what others had made."""
         waiting: list[Any] = []
 
-        def owner(node: Any) -> Call | None:
+        def mark(node: Any) -> Mark:
             known = node.metadata
             if self._key not in known:
-                known[self._key] = self._maker(node, call)
+                known[self._key] = Mark(self._maker(node, call))
                 waiting.append(node)
             return known[self._key]
 
         for tensor in tensors:
             if tensor.grad_fn is not None:
-                owner(tensor.grad_fn)
+                mark(tensor.grad_fn).passed = True
         while waiting:
             node = waiting.pop()
-            mine, away = node.metadata[self._key], list[tuple[int, Any]]()
+            mine, away = node.metadata[self._key].call, list[tuple[int, Any]]()
             for number, (before, _) in enumerate(node.next_functions):
                 if before is None:
                     continue
-                to = before.variable if type(before).__name__ == LEAF else owner(before)
-                if to is not mine:
-                    away.append((number, to))
+                if type(before).__name__ == LEAF:
+                    away.append((number, before.variable))
+                elif (its := mark(before)).call is not mine or its.passed:
+                    away.append((number, its.call))
+                else:
+                    its.read = True
             if away and mine is not None:
                 self._handles.append(node.register_hook(self._hook(mine, away)))
 

@@ -19,7 +19,7 @@ from tinytrain.tensors import Phase, readable, tensors_in
 
 OUTSIDE = ""
 """the "module" of what happens before or behind the model: the data, the loss, the scale"""
-Side = Literal["input", "output", "weight", "handed", "kept", "left over"]
+Side = Literal["input", "output", "weight", "handed", "read", "kept", "left over"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Role:
     module: str
     """the module's name; the class's for the model itself"""
     side: Side
-    """its input, output or weight; the gradient that it hands on; a weight or buffer of its as it was at the start;
-    the gradient of its weight that an earlier backward has left"""
+    """its input, output or weight; the gradient that it hands on; what its own code has made and read; a weight or
+    buffer of its as it was at the start; the gradient of its weight that an earlier backward has left"""
     caller: str
     """the module whose code called this one; ``OUTSIDE`` for the model itself"""
     name: str = ""
@@ -176,11 +176,10 @@ class Trace:
             return
         call = self._running.pop()
         self._derivatives.end(call)
-        tensors = list(tensors_in(output))
-        for tensor in tensors:
-            caller = call.caller.module if call.caller else OUTSIDE
-            self._pass(tensor, Role(name, "output", caller, run=call.run, again=call.again))
+        tensors, caller = list(tensors_in(output)), call.caller.module if call.caller else OUTSIDE
         self._claim([*tensors, *_kept_by(module)], call)
+        for tensor in tensors:
+            self._pass(tensor, Role(name, "output", caller, run=call.run, again=call.again))
 
     def _caller(self) -> Call | None:
         """The call whose code runs now; in a backward pass that computes something once more, the one it is part of."""
@@ -195,7 +194,7 @@ class Trace:
         return self._run
 
     def _claim(self, tensors: list[Tensor], call: Call | None) -> None:
-        self._derivatives.claim((each for each in tensors if not _wrapped(each)), call)
+        self._derivatives.claim([each for each in tensors if not _wrapped(each)], call)
 
     def _pass(self, tensor: Tensor, role: Role) -> None:
         self._look("forward", (role,), tensor)
@@ -220,7 +219,9 @@ class Trace:
                 role = roles[0]
                 self._look("backward", (Role(role.module, "left over", OUTSIDE, role.name),), weight.grad)
             first = False
-            self._look("backward", tuple(roles), gradient)
+            reader = self._derivatives.reader(torch._C._current_autograd_node())
+            added = [Role(reader.module, "read", OUTSIDE, run=reader.run)] if reader is not None else []
+            self._look("backward", (*roles, *added), gradient)
 
         return hook
 

@@ -39,7 +39,8 @@ def _backward(found: Blame) -> str:
         whose = "its weight" if found.role.module == found.module else "the weight"
         return f"{found.module}, backward: the gradient of {whose} {found.role} is not finite."
     if found.how == "between":
-        return f"{found.module}, backward: not finite on the way back to {found.role}, in its own code."
+        to = f" on the way back to {found.role}" if found.role.module != found.module else ""
+        return f"{found.module}, backward: not finite{to}, in its own code."
     return f"{found.module}, backward: the gradient came in finite and left it not finite."
 
 
