@@ -89,12 +89,16 @@ class Beside(nn.Module):
 
 
 class Reading(Beside):
-    """Reads a tensor of its own, with an infinite slope, and then hands it to a module."""
+    """Reads a tensor of its own, with an infinite slope, and hands it to a module, before or after."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before = before
 
     def forward(self, x):
         h = x * 2
-        root = root_of_zero(h)
-        return self.act(h) + self.lin(root)
+        first = self.lin(root_of_zero(h)) if self.before else 0
+        return self.act(h) + (first if self.before else root_of_zero(h))
 
 
 class Borrowing(nn.Module):
@@ -132,7 +136,16 @@ READERS = {
         "1",
         "on the way back to 1.lin",
     ),
-    "code before a module": (nn.Sequential(nn.Linear(4, 4), Reading()), "1", "on the way back to 1.act, in its own"),
+    "code before a module": (
+        nn.Sequential(nn.Linear(4, 4), Reading(True)),
+        "1",
+        "on the way back to 1.act, in its own",
+    ),
+    "code behind a module": (
+        nn.Sequential(nn.Linear(4, 4), Reading(False)),
+        "1",
+        "1, backward: not finite, in its own",
+    ),
     "code that borrows a weight": (nn.Sequential(nn.Linear(4, 4), Borrowing()), "1", "of the weight 1.two.weight"),
     "code whose result is kept": (Collecting(nn.Linear(4, 4), Keeping()), "1", "on the way back to 1.lin"),
 }

@@ -35,7 +35,7 @@ def test_each_hands_on_its_own_share_of_a_gradient(graph):
 
 
 def test_what_its_own_maker_has_read_before_it_passed_is_known(graph):
-    derivatives, _, x, whole, _, z, _ = graph
+    derivatives, _, x, _, _, z, _ = graph
     y = z * 2
     later = Call("later", None, 1)
     derivatives.begin(later)
