@@ -139,12 +139,12 @@ READERS = {
     "code before a module": (
         nn.Sequential(nn.Linear(4, 4), Reading(True)),
         "1",
-        "on the way back to 1.act, in its own",
+        "on the way back to 1.act",
     ),
     "code behind a module": (
         nn.Sequential(nn.Linear(4, 4), Reading(False)),
         "1",
-        "1, backward: not finite, in its own",
+        "1, backward: not finite, in",
     ),
     "code that borrows a weight": (nn.Sequential(nn.Linear(4, 4), Borrowing()), "1", "of the weight 1.two.weight"),
     "code whose result is kept": (Collecting(nn.Linear(4, 4), Keeping()), "1", "on the way back to 1.lin"),

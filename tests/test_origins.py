@@ -235,6 +235,16 @@ def test_backward_nobody_forbids_a_place(sign):
     assert hunt.first.op == "div" and "SqrtBackward0" in str(hunt), "which makes infinity of 1 and of -1"
 
 
+def test_nan_as_a_constant_is_no_excuse():
+    class Constant(nn.Module):
+        def forward(self, x):
+            return x * math.nan
+
+    with NanHunt(model := Constant(), lines=True) as hunt:
+        model(torch.ones(1))
+    assert hunt.first.op == "mul" and "x * math.nan" in hunt.first.line
+
+
 def test_the_worst_of_several_is_followed():
     class Sum(nn.Module):
         def forward(self, x):

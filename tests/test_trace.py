@@ -196,6 +196,24 @@ def test_code_that_is_computed_again_on_the_way_back_belongs_to_its_module(reent
     assert not lines or "div in SqrtBackward0, backward, 1" in str(hunt)
 
 
+def test_what_is_computed_again_beside_a_module_belongs_to_the_module_around_both():
+    class Beside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Tanh())
+
+        def part(self, x):
+            return self.inner(x) + (x * 0).abs().sqrt()
+
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=True)
+
+    layers = nn.Sequential(nn.Linear(4, 4), Beside())
+    with NanHunt(layers) as hunt:
+        layers(torch.randn(2, 4)).sum().backward()
+    assert hunt.accused == "1"
+
+
 def test_a_lazy_module_is_watched_once_it_has_weights():
     layers = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
     with NanHunt(layers) as hunt:

@@ -16,14 +16,14 @@ class Mute(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        if "detach" in str(func) or "empty_like" in str(func):
+        if "detach" in str(func):
             return cls(args[0].shape)
         raise NotImplementedError(str(func))
 
 
 class Unheard(nn.Module):
     def forward(self, x):
-        return torch.empty_like(Mute((2,)))
+        return Mute((2,)).detach()
 
 
 class Nested(nn.Module):
