@@ -200,7 +200,7 @@ def test_what_is_computed_again_beside_a_module_belongs_to_the_module_around_bot
     class Beside(nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner = nn.Sequential(nn.Tanh())
+            self.inner = nn.Sequential(nn.Linear(4, 4))
 
         def part(self, x):
             return self.inner(x) + (x * 0).abs().sqrt()
@@ -208,10 +208,16 @@ def test_what_is_computed_again_beside_a_module_belongs_to_the_module_around_bot
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=True)
 
-    layers = nn.Sequential(nn.Linear(4, 4), Beside())
-    with NanHunt(layers) as hunt:
-        layers(torch.randn(2, 4)).sum().backward()
-    assert hunt.accused == "1"
+    class Borrowing(Beside):
+        def part(self, x):
+            root = (self.inner[0].weight * 0).abs().sqrt()
+            return self.inner(nn.functional.linear(x, root))
+
+    for kind in (Beside, Borrowing):
+        layers = nn.Sequential(nn.Linear(4, 4), kind())
+        with NanHunt(layers) as hunt:
+            layers(torch.randn(2, 4)).sum().backward()
+        assert hunt.accused == "1"
 
 
 def test_a_lazy_module_is_watched_once_it_has_weights():
