@@ -61,8 +61,8 @@ class NanHunt:
 
     Scale the loss as the step in question did: ``(loss * scale).backward()``. ``watch(name, tensor)`` adds a tensor
     of the model's own code to the tables. Outside the block nothing is left in the model and nothing costs anything.
-    Inside it, forward and backward of a GPT take two to six times as long, with ``lines=True`` six to twenty; more
-    where modules are tiny. The numbers are read when they are asked for, so that a GPU does not wait (with
+    Inside it, on a CPU, forward and backward of a GPT take up to twice as long, with ``lines=True`` up to three times;
+    more where modules are tiny. The numbers are read when they are asked for, so that a GPU does not wait (with
     ``lines=True`` it does).
 
     What it cannot look at it says: nested tensors, tensors without data, and those inside ``torch.func``; and that a

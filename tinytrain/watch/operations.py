@@ -85,7 +85,7 @@ def shown_name(func: Any, kwargs: dict[str, Any]) -> str:
 
 @contextmanager
 def operations(trace: Trace) -> Iterator[Operations]:
-    """Watch every operation in this block. Ten times slower and more: for the one step that went wrong."""
+    """Watch every operation in this block, and wait for the device at each: for the one step that went wrong."""
     mode = Operations(trace)
     was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.autograd.set_detect_anomaly(True, check_nan=False)  # so that each derivative knows its line
