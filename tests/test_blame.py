@@ -181,6 +181,24 @@ def test_a_loss_that_spoils_the_gradient_of_what_a_module_reads_too_is_outside()
     assert hunt.found and hunt.accused == "" and "came back to body was not finite: look at the loss" in str(hunt)
 
 
+def test_a_weight_that_is_handed_to_a_module_is_its_input():
+    class Handing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.root = nn.Parameter(torch.ones(2)), Root()
+
+        def forward(self):
+            return self.root(self.query)
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return root_of_zero(x)
+
+    with NanHunt(model := Handing()) as hunt:
+        model().sum().backward()
+    assert str(hunt).startswith("root, backward: the gradient came in finite and left it not finite")
+
+
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_loss_on_what_a_hook_has_taken_from_inside_is_outside(lines):
     layers, taken = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), []

@@ -228,7 +228,9 @@ class Trace:
     def _hands_on(self, call: Call, to: Call | Tensor | None, gradient: Tensor) -> None:
         roles = [Role(call.module, "handed", call.caller.module if call.caller else OUTSIDE, run=call.run)]
         if isinstance(to, Tensor):
-            roles += [role for role in self._known(to) if role.side == "weight"][:1]
+            known = self._known(to)
+            handed = any(role.side == "input" and role.module == call.module for role in known)  # as an argument
+            roles += [role for role in known if role.side == "weight" and not handed][:1]
         elif to is not None and to.inside(call):
             roles.append(Role(to.module, "output", call.module, run=to.run))
         self._look("backward", roles, gradient)
