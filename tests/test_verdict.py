@@ -105,3 +105,78 @@ def test_where_gradients_are_derived_once_more_the_name_is_called_a_guess():
             (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
             (slope * (0 if broken else 1)).pow(2).sum().sqrt().backward()
         assert hunt.found == broken == ("a guess: gradients were derived once more" in str(hunt))
+
+
+def with_bad_statistics():
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    model[1].running_var[0] = math.nan
+    return model
+
+
+def with_a_bad_weight_that_its_parent_reads():
+    model = nn.Sequential(nn.MultiheadAttention(4, 1))
+    with torch.no_grad():
+        model[0].out_proj.weight[0, 0] = math.nan
+    return model
+
+
+def with_a_bad_list():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scales = nn.ParameterList([nn.Parameter(torch.full((4,), math.nan))])
+
+        def forward(self, x):
+            return x * self.scales[0]
+
+    return nn.Sequential(nn.Linear(4, 4), Scaled())
+
+
+KEPT = {
+    "a buffer": (with_bad_statistics, "1: its buffer 1.running_var is not finite, since before this step"),
+    "a weight of a module that is never called": (
+        with_a_bad_weight_that_its_parent_reads,
+        "0.out_proj: its weight 0.out_proj.weight is not finite, since before this step",
+    ),
+    "a weight in a list": (with_a_bad_list, "1.scales: its weight 1.scales.0 is not finite, since before this step"),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_was_bad_before_the_step_is_named_and_not_the_code_that_reads_it(name):
+    make, words = KEPT[name]
+    model, x = make(), torch.randn(2, 4)
+    with NanHunt(model) as hunt:
+        model[0](x, x, x) if isinstance(model[0], nn.MultiheadAttention) else model(x)
+    assert words in str(hunt)
+
+
+def test_infinite_buffers_are_meant_and_do_not_excuse_their_module():
+    class Observer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("least", torch.tensor(math.inf))
+
+        def forward(self, x):
+            return x / 0
+
+    with NanHunt(model := Observer()) as hunt:
+        model(torch.ones(1))
+    assert hunt.accused == "Observer" and "its output is not finite" in str(hunt)
+
+
+def test_a_bad_weight_further_on_does_not_excuse_the_code_that_breaks_before_it():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.between, self.two = nn.Linear(2, 2), nn.Identity(), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.two(self.between(self.one(x) / 0))
+
+    model = Model()
+    with torch.no_grad():
+        model.two.weight.fill_(math.nan)
+    with NanHunt(model) as hunt:
+        model(torch.ones(1, 2))
+    assert hunt.accused == "Model"
