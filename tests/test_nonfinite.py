@@ -112,3 +112,30 @@ def test_what_a_modules_own_code_does_between_its_parts_is_laid_to_it(model):
     model.norm = Between(lambda x: x + (x * 0).abs().sqrt())
     found = first_nonfinite(model, [batch_of()])
     assert found == "the gradient that comes back to norm.one is not finite: look at the code of norm behind it"
+
+
+def test_a_buffer_that_is_nan_is_named_where_its_module_breaks(model):
+    norm = nn.BatchNorm1d(64)
+    norm.running_var[3] = math.nan
+    model.norm = nn.Sequential(model.norm, Transposed(norm))
+    assert first_nonfinite(model.eval(), [batch_of()]).startswith("the buffer norm.1.inner.running_var holds NaN in 1 ")
+    assert first_nonfinite(model.train(), [batch_of()]) == "", "in training nobody reads it"
+    norm.running_var[3] = 1.0
+    norm.register_buffer("least", torch.tensor(math.inf))
+    norm.register_forward_hook(lambda _m, _i, output: output * math.inf)
+    assert first_nonfinite(model, [batch_of()]).startswith("the output of norm.1.inner"), "infinite buffers are meant"
+
+
+class Borrowing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.two = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x):
+        return self.two(x) + nn.functional.linear(x, (self.two.weight * 0).abs().sqrt())
+
+
+def test_code_that_borrows_a_weight_is_named_with_it(model):
+    model.norm = Borrowing()
+    found = first_nonfinite(model, [batch_of()])
+    assert found.startswith("the gradient of norm.two.weight holds NaN") and found.endswith("in the code of norm")

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from tinytrain.blame import Blame, Passage, blame
 from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
-from tinytrain.trace import Blame, Passage, Phase, Role, Trace, blame, is_bad
+from tinytrain.tensors import Phase, is_bad, is_nan
+from tinytrain.trace import Role, Trace
 
 
 def first_nonfinite(
@@ -16,9 +18,10 @@ def first_nonfinite(
 ) -> str:
     """The first place where an infinite or NaN value appears when these micro-batches run forward and backward.
 
-    Looks at the weights, then at what each module passes on, in the order of the computation, then at the gradients
-    on their way back. ``scale`` is the loss scale of the step in question. Returns one line that names the module,
-    or an empty string if everything is finite. Gradients are cleared, buffers put back, hooks removed.
+    Looks at the weights, then at what each module passes on, in the order of the computation, and for NaN in the
+    buffers of a module that breaks; then at the gradients on their way back. ``scale`` is the loss scale of the step
+    in question. Returns one line that names the module, or an empty string if everything is finite. Gradients are
+    cleared, buffers put back, hooks removed.
     """
     for name, parameter in model.named_parameters():
         if not parameter.isfinite().all():
@@ -36,25 +39,30 @@ def first_nonfinite(
 
 def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> str:
     passages: list[Passage] = []
-    worst = ""
+    worst: list[str] = []  # of each passage that is bad
 
     def see(phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
-        nonlocal worst
-        bad = bool(is_bad(tensor, phase))
-        worst = worst or (_worst(tensor) if bad else "")
+        bad = bool(is_nan(tensor) if roles[0].buffer else is_bad(tensor, phase))
         passages.append(Passage(phase, tuple(roles), bad))
+        worst.append(_worst(tensor) if bad else "")
 
     with Trace(model, see).watching():
         loss = loss_sum(model, batch, precision) / count_targets(batch["labels"]).clamp(min=1)
-        if not worst and not loss.isfinite():
+        passed = blame(passages) is None
+        if passed and not loss.isfinite():
             return f"the loss {_worst(loss)}, though every module's output is finite"
-        if not worst:
+        if passed:
             (loss * scale).backward()
     found = blame(passages)
-    return "" if found is None else _in_words(found, worst)
+    if found is None:
+        return ""
+    where = next(n for n, passage in enumerate(passages) if passage.bad and found.role in passage.roles)
+    return _in_words(found, worst[where])
 
 
 def _in_words(found: Blame, worst: str) -> str:
+    if found.how == "kept":
+        return f"the buffer {found.role} {worst}"
     if found.phase == "forward":
         what = f"the {found.role.side} of {found.role} {worst}"
         if found.role.side == "input":
@@ -62,8 +70,9 @@ def _in_words(found: Blame, worst: str) -> str:
         return what
     if found.how == "output":
         return f"the gradient leaves {found.module} non-finite on its way back"
-    if found.how == "weight":
-        return f"the gradient of {found.role} {worst}"
+    if found.role.side == "weight":
+        apart = found.module != found.role.module and found.module
+        return f"the gradient of {found.role} {worst}" + (f", made in the code of {found.module}" if apart else "")
     behind = f": look at the code of {found.module} behind it" if found.module else ""
     return f"the gradient that comes back to {found.role} is not finite{behind}"
 

@@ -1,10 +1,14 @@
 """How large and how small the numbers of a tensor are, and how many of them FP16 could not hold."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from tinytrain.tensors import NEAR_THE_END, Phase
 
 FP16_LARGEST = 65504.0
 FP16_ROUNDS_UP = 65520.0  # halfway between the largest FP16 number and the next that there would be: infinite
@@ -39,39 +43,94 @@ class Magnitudes:
         return math.log2(FP16_LARGEST / self.largest) if self.largest > 0 else math.inf
 
 
-class Tally:
-    """Adds up the magnitudes of tensors where they are; ``read`` is what waits for the device."""
+@dataclass(frozen=True)
+class Numbers:
+    """What was counted in one tensor."""
 
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-        self._largest: Tensor | None = None
-        self._smallest: Tensor | None = None
-        self.calls = 0
-        self.dtypes: dict[str, None] = {}
+    largest: float
+    smallest: float
+    total: int
+    zeros: int
+    nonfinite: int
+    forbidden: int
+    """minus infinity"""
+    too_large: int
+    too_small: int
 
-    def add(self, tensor: Tensor) -> None:
-        self.calls += 1
-        self.dtypes[str(tensor.dtype).removeprefix("torch.")] = None
-        if tensor.numel() == 0:
-            return
+
+class Counted:
+    """One tensor, counted where it is: at once on the CPU; on another device ``numbers`` waits for it, and not this."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        """``tensor``: real and dense, of any shape."""
+        self.dtype = tensor.dtype
         size = tensor.detach().abs()
-        finite = size.isfinite()
-        zero = size == 0
-        exact = torch.float32 if size.device.type == "mps" else torch.float64  # float64 reaches beyond float32
-        largest = size.where(finite, 0).amax().to(exact)
-        smallest = size.where(finite & ~zero, math.inf).amin().to(exact)
-        counts = [zero, ~finite, finite & (size >= FP16_ROUNDS_UP), ~zero & (size <= FP16_ROUNDS_TO_0)]
-        sums = torch.stack([count.sum() for count in counts] + [torch.full_like(zero.sum(), size.numel())])
-        self._sums = sums if self._sums is None else self._sums + sums
-        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
-        self._smallest = smallest if self._smallest is None else torch.minimum(self._smallest, smallest)
+        self._numbers = _on_cpu(size) if size.device.type == "cpu" else None
+        self._waiting = _count(tensor.detach(), size) if self._numbers is None else None
 
-    def read(self) -> Magnitudes:
-        if self._sums is None or self._largest is None or self._smallest is None:
-            return Magnitudes(calls=self.calls)
-        *counts, total = self._sums.tolist()
-        zeros, nonfinite, too_large, too_small = (count / total for count in counts)
-        dtype = " ".join(self.dtypes)
-        return Magnitudes(
-            self._largest.item(), self._smallest.item(), zeros, nonfinite, too_large, too_small, self.calls, dtype
-        )
+    @property
+    def numbers(self) -> Numbers:
+        if self._numbers is None and self._waiting is not None:
+            settle([self])
+        assert self._numbers is not None
+        return self._numbers
+
+    def bad(self, phase: Phase) -> bool:
+        """What ``is_bad`` says of the tensor."""
+        n = self.numbers
+        if not n.nonfinite or phase == "backward":
+            return n.nonfinite > 0
+        mask = n.nonfinite == n.forbidden < n.total
+        return not (mask and n.largest < NEAR_THE_END * torch.finfo(self.dtype).max)
+
+
+def settle(counted: Sequence[Counted]) -> None:
+    """Wait once for all of them."""
+    waiting = [each for each in counted if each._waiting is not None]
+    if waiting:
+        rows = torch.stack([each._waiting for each in waiting if each._waiting is not None]).tolist()
+        for each, (largest, smallest, *counts) in zip(waiting, rows, strict=True):
+            each._numbers, each._waiting = Numbers(largest, smallest, *map(int, counts)), None
+
+
+def _on_cpu(size: Tensor) -> Numbers | None:
+    """The same as ``_count``, in a quarter of the time; None if something is not finite."""
+    total = size.numel()
+    if total == 0:
+        return Numbers(0.0, math.inf, 0, 0, 0, 0, 0, 0)
+    largest, smallest = size.amax().item(), size.amin().item()
+    if not math.isfinite(largest):  # NaN as well
+        return None
+    zeros = 0
+    if smallest == 0:
+        zeros = int((size == 0).sum())
+        smallest = F.threshold(size, 0.0, math.inf).amin().item()
+    too_large = int((size >= FP16_ROUNDS_UP).sum()) if largest >= FP16_ROUNDS_UP else 0
+    too_small = int((size <= FP16_ROUNDS_TO_0).sum()) - zeros if smallest <= FP16_ROUNDS_TO_0 else 0
+    return Numbers(largest, smallest, total, zeros, 0, 0, too_large, too_small)
+
+
+def _count(tensor: Tensor, size: Tensor) -> Tensor:
+    if size.numel() == 0:
+        return torch.tensor([0.0, math.inf, *[0.0] * 6], device=size.device)
+    finite, zero = size.isfinite(), size == 0
+    exact = torch.float32 if size.device.type == "mps" else torch.float64  # float64 reaches beyond float32
+    largest = size.where(finite, 0).amax()
+    smallest = size.where(finite & ~zero, math.inf).amin()
+    counts = [zero, ~finite, tensor == -math.inf, finite & (size >= FP16_ROUNDS_UP), ~zero & (size <= FP16_ROUNDS_TO_0)]
+    total = torch.full((), size.numel(), dtype=exact, device=size.device)
+    return torch.stack([largest.to(exact), smallest.to(exact), total, *(count.sum().to(exact) for count in counts)])
+
+
+def together(counted: Sequence[Counted]) -> Magnitudes:
+    """The magnitudes of several tensors as if they were one."""
+    if not counted:
+        return Magnitudes()
+    settle(counted)
+    each = [one.numbers for one in counted]
+    total = max(1, sum(n.total for n in each))
+    counts = zip(*((n.zeros, n.nonfinite, n.too_large, n.too_small) for n in each), strict=True)
+    zeros, nonfinite, too_large, too_small = (sum(count) / total for count in counts)
+    largest, smallest = max(n.largest for n in each), min(n.smallest for n in each)
+    dtype = " ".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in counted))
+    return Magnitudes(largest, smallest, zeros, nonfinite, too_large, too_small, len(counted), dtype)

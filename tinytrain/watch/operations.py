@@ -2,13 +2,11 @@
 
 import contextlib
 import linecache
-import math
 import os
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,59 +14,78 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tinytrain import derivatives, tensors
 from tinytrain import trace as trace_module
-from tinytrain.trace import OUTSIDE, Phase, Trace, tensors_in
+from tinytrain.trace import OUTSIDE, Trace
+from tinytrain.watch.origins import Operation, Origins
 
-OWNER = "tinytrain module"
 TRACEBACK = "traceback_"  # torch's own name for it, written in anomaly mode
 NOT_THE_USERS = (
     f"{Path(torch.__file__).parent}{os.sep}",  # torchvision and its like are not torch
     f"{Path(__file__).parent}{os.sep}",
-    trace_module.__file__,
-    contextlib.__file__,
+    *(module.__file__ for module in (contextlib, derivatives, tensors, trace_module)),
 )
 FRAME = re.compile(r'File "(?P<file>.+)", line (?P<number>\d+), in ')
 
 
-@dataclass(frozen=True)
-class Operation:
-    """The first operations that turned finite numbers into ones that are not."""
-
-    module: str
-    phase: Phase
-    op: str
-    """torch's name, such as ``exp``; backward, one of the operations that its derivative is made of"""
-    line: str
-    """``file:line: text`` of the line that asked for it; backward, of the forward line whose derivative it is"""
-
-
 class Operations(TorchDispatchMode):
-    """Notes, in order, the operations that made infinity out of finite numbers, or NaN out of what was none."""
+    """Keeps account, operation by operation, of where numbers that are not finite came from."""
 
     def __init__(self, trace: Trace) -> None:
         super().__init__()
-        self._trace, self.found = trace, list[Operation]()
+        self._trace, self._origins = trace, Origins()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name, given = func._schema.name.partition("::")[2], (args, kwargs or {})
-        before = _worst(given)  # before the call: what is written in place is lost after it
-        output = func(*args, **(kwargs or {}))
-        if "empty" not in name and _worst(output) > before:  # memory that nobody has written yet is no result
-            self.found.append(self._operation(name.strip("_")))
+        kwargs, name = kwargs or {}, func._schema.name.partition("::")[2]
+        shape_only = name.endswith("_like") or name.startswith("new_")  # of its first argument
+        with self._trace.apart():  # other modes do not see these looks
+            given = self._origins.given((args[shape_only:], kwargs))  # before the call, which may write over it
+        output = func(*args, **kwargs)
+        if "empty" not in name:  # memory that nobody has written yet is no result
+            node = torch._C._current_autograd_node()
+            place, phase = (self._trace.running, "forward") if node is None else (self._trace.owner(node), "backward")
+            with self._trace.apart():
+                self._origins.made(output, given, lambda: self._operation(shown_name(func, kwargs), node), place, phase)
         return output
 
-    def _operation(self, op: str) -> Operation:
-        node = torch._C._current_autograd_node()
+    def origin(self, tensor: Tensor) -> Operation | None:
+        """The operation from which what is not finite in ``tensor`` comes; None if nothing is, or it was so given."""
+        return self._origins.of(tensor)
+
+    def left_over(self) -> Operation | None:
+        """The first operation whose result outside the model is still not finite and was not made finite by another:
+        that of a loss, for example."""
+        return self._origins.left_over(OUTSIDE)
+
+    def _operation(self, op: str, node: Any) -> Operation:
         if node is None:
             return Operation(self._trace.running, "forward", op, _calling_line())
-        return Operation(node.metadata.get(OWNER, OUTSIDE), "backward", op, _line_of(node))
+        return Operation(self._trace.owner(node), "backward", op, _line_of(node), node.name())
+
+
+def shown_name(func: Any, kwargs: dict[str, Any]) -> str:
+    """An operation by the name under which a reader may know it, and not by that of torch's kernel.
+
+    >>> aten = torch.ops.aten
+    >>> shown_name(aten._to_copy.default, {"dtype": torch.float16}), shown_name(aten._softmax.default, {})
+    ('to(float16)', 'softmax')
+    >>> shown_name(aten.nll_loss_forward.default, {}), shown_name(aten.native_layer_norm.default, {})
+    ('nll_loss', 'layer_norm')
+    """
+    name = func._schema.name.partition("::")[2].strip("_")
+    if name == "to_copy":
+        what = kwargs.get("dtype") or kwargs.get("device")
+        return f"to({str(what).removeprefix('torch.')})" if what is not None else "to"
+    if name.startswith("scaled_dot_product") and "backward" not in name:
+        return "scaled_dot_product_attention"  # its kernels have a name each
+    return name.removeprefix("native_").removeprefix("thnn_").removesuffix("_forward")
 
 
 @contextmanager
 def operations(trace: Trace) -> Iterator[Operations]:
-    """Watch every operation in this block. Ten times slower and more: for the one step that went wrong."""
+    """Watch every operation in this block, and wait for the device at each: for the one step that went wrong."""
     mode = Operations(trace)
     was, checks = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     torch.autograd.set_detect_anomaly(True, check_nan=False)  # so that each derivative knows its line
@@ -77,37 +94,6 @@ def operations(trace: Trace) -> Iterator[Operations]:
             yield mode
     finally:
         torch.autograd.set_detect_anomaly(was, check_nan=checks)
-
-
-def own(output: Any, module: str) -> None:
-    """Write ``module`` on all derivatives that lead to ``output`` and have no owner yet: they are of its own code."""
-    waiting = [tensor.grad_fn for tensor in tensors_in(output)]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and OWNER not in node.metadata:
-            node.metadata[OWNER] = module
-            waiting += [before for before, _ in node.next_functions]
-
-
-def _worst(value: Any) -> int:
-    """0: all finite, 1: something is infinite, 2: something is NaN; in tensors and in plain numbers.
-
-    A mask is filled with -inf on purpose, so infinity that went in is no fault of an operation; NaN made of it is.
-    """
-    if isinstance(value, Tensor):
-        if (
-            value.layout != torch.strided
-            or not value.is_floating_point()
-            or value.numel() == 0
-            or bool(torch.isfinite(value.detach()).all())
-        ):
-            return 0
-        return 2 if bool(torch.isnan(value.detach()).any()) else 1
-    if isinstance(value, float):
-        return 2 if math.isnan(value) else int(math.isinf(value))
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return max(map(_worst, value), default=0) if isinstance(value, (tuple, list)) else 0
 
 
 def _calling_line() -> str:
