@@ -1,4 +1,4 @@
-"""Texts that are read piece by piece and never held whole: the corpora that have a name, files, and folders of files."""
+"""Texts that are read piece by piece and never held whole: corpora that have a name, files, and folders of files."""
 
 import codecs
 import hashlib

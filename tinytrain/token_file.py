@@ -25,6 +25,7 @@ from tinytrain.tokenizer import FILE, Tokenizer, load_tokenizer
 MANIFEST, FORMAT = "manifest.json", 1
 PARTS = ("train", "valid")
 DTYPES = ("uint8", "uint16", "uint32")
+CURE = "Copy the tokens again, or write them again (python -m tinytrain tokens)"
 BLOCK = 1 << 22
 """bytes that are looked at together where a whole file is read"""
 MAPPED = 64 << 20
@@ -147,14 +148,13 @@ class TokenFile:
                 if (largest := int(ids.max())) >= self.vocab_size:
                     raise TokenFileError(
                         f"{self.path}: token id {largest} at position {position + int(ids.argmax())} is outside the "
-                        f"vocabulary 0..{self.vocab_size - 1}: write it again (python -m tinytrain tokens)"
+                        f"vocabulary 0..{self.vocab_size - 1}. {CURE}"
                     )
                 position += len(ids)
                 progress(len(block))
         if digest.hexdigest() != self._checksum:
             raise TokenFileError(
-                f"{self.path} is damaged: its checksum is {digest.hexdigest()}, not {self._checksum}. Copy it again, or "
-                f"write it again (python -m tinytrain tokens)"
+                f"{self.path} is damaged: its checksum is {digest.hexdigest()}, not {self._checksum}. {CURE}"
             )
 
     def _mapped(self, n_bytes: int) -> mmap.mmap:
@@ -170,8 +170,7 @@ class TokenFile:
         if size < needed or (exactly and size != needed):
             raise TokenFileError(
                 f"{self.path} is {'cut short' if size < needed else 'too long'}: it has {size:,} bytes, and "
-                f"{self.tokens:,} ids of type {self.dtype} take {needed:,}. Copy it again, or write it again "
-                f"(python -m tinytrain tokens)"
+                f"{self.tokens:,} ids of type {self.dtype} take {needed:,}. {CURE}"
             )
 
 

@@ -89,7 +89,7 @@ def to_utf8(text: str) -> bytes:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a file that ``save`` wrote, or a byte-level BPE of Hugging Face's ``tokenizers``.
 
-    Raises ``FileNotFoundError`` if there is no such file, and ``ValueError`` for one that is damaged or of another kind.
+    Raises ``FileNotFoundError`` if there is no such file, ``ValueError`` for one that is damaged or of another kind.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such tokenizer file (and --tokenizer knows bytes and bpe)")

@@ -24,6 +24,7 @@ PER_ROW = 3  # panels beside each other
 LARGEST = 1e100  # what is larger is drawn there: matplotlib's axes overflow beyond
 AXES_INCHES, LETTER_INCHES = (2.1, 3.0), 0.075  # height and width of a panel, without words; of a letter of 9 pt
 UNITS = {"loss": "nats per token", "eval_loss": "nats per token", "lr": "learning rate", "tokens_per_second": "1/s"}
+UNITS |= {"eval_bits_per_byte": "bits"}
 
 
 @dataclass(frozen=True)
