@@ -47,7 +47,9 @@ class BPETokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, source: str = "the tokenizer") -> None:
         """Raises ``ValueError`` for a tokenizer that is no byte-level BPE set up as this module says."""
-        state = json.loads(inner.to_str())
+        self._take(inner, json.loads(inner.to_str()), source)
+
+    def _take(self, inner: tokenizers.Tokenizer, state: dict[str, Any], source: str) -> None:
         if differs := _differences(state):
             raise ValueError(
                 f"{source} is no tokenizer that can be used here: {'; '.join(differs)}. What is needed is a byte-level "
@@ -92,10 +94,12 @@ class BPETokenizer:
     def from_json(cls, text: str, source: str) -> "BPETokenizer":
         """The tokenizer that a ``tokenizer.json`` holds. Raises ``ValueError`` that names ``source``."""
         try:
-            inner = tokenizers.Tokenizer.from_str(text)
+            inner, state = tokenizers.Tokenizer.from_str(text), json.loads(text)
         except Exception as error:  # the library raises Exception itself
             raise ValueError(f"{source} is damaged or no tokenizer file ({error}): take a whole one") from None
-        return cls(inner, source)
+        new = cls.__new__(cls)
+        new._take(inner, state, source)  # as the file has it: the library hides a token whose id another has, too
+        return new
 
     def to_json(self) -> str:
         """The text of a ``tokenizer.json``, which Hugging Face's libraries read as well."""
@@ -192,7 +196,7 @@ def _differences(state: dict[str, Any]) -> list[str]:
     vocabulary, alphabet = model["vocab"], set(pre_tokenizers.ByteLevel.alphabet())
     if END_OF_TEXT not in vocabulary:
         found.append(f"it has no {END_OF_TEXT}")
-    if others := [added["content"] for added in state["added_tokens"] if added["content"] != END_OF_TEXT]:
+    if others := [added["content"] for added in state.get("added_tokens") or () if added["content"] != END_OF_TEXT]:
         found.append(f"{len(others)} more tokens were added to it, such as {others[0]}")
     if missing := alphabet - set(vocabulary):
         found.append(f"{len(missing)} of the 256 bytes have no token")
