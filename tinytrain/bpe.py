@@ -72,8 +72,7 @@ class BPETokenizer:
         A pair that was seen once is not merged, so a short text may give fewer tokens than ``vocab_size``.
         Raises ``ValueError`` for a ``vocab_size`` below 257, and for no text at all.
         """
-        if vocab_size < SMALLEST:
-            raise ValueError(f"vocab_size={vocab_size} must be at least {SMALLEST}: 256 bytes and the end of a text")
+        check_vocab_size(vocab_size)
         inner = tokenizers.Tokenizer(models.BPE())
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         inner.decoder = decoders.ByteLevel()
@@ -138,6 +137,13 @@ class BPETokenizer:
         sizes = torch.tensor([len(token) for token in self._tokens])  # each byte is written as one character
         sizes[self.end_of_text] = 0
         return sizes
+
+
+def check_vocab_size(vocab_size: int) -> int:
+    """``vocab_size`` itself. Raises ``ValueError`` if it has no room for the bytes and the end of a text."""
+    if vocab_size < SMALLEST:
+        raise ValueError(f"vocab_size={vocab_size} must be at least {SMALLEST}: 256 bytes and the end of a text")
+    return vocab_size
 
 
 def thinned(pieces: Iterable[str], share: float) -> Iterator[str]:

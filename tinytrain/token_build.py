@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tinytrain.bpe import LEARN_FROM, pieces_of, thinned
+from tinytrain.bpe import LEARN_FROM, check_vocab_size, pieces_of, thinned
 from tinytrain.corpus import choose_held_out
 from tinytrain.durable import sync_folder, write_synced
 from tinytrain.text_stream import Source, Survey, sources_of, survey
@@ -25,7 +25,7 @@ from tinytrain.token_file import (
     open_tokens,
     write_manifest,
 )
-from tinytrain.tokenizer import Tokenizer, choose_tokenizer
+from tinytrain.tokenizer import DEFAULT_VOCABULARY, Tokenizer, choose_tokenizer
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,18 @@ def build_tokens(
         raise ValueError(f"valid_share={valid_share} must be at least 0 and less than 1")
     if out.exists():
         raise FileExistsError(f"{out} is there already: choose another folder, or move it away")
+    made = None if tokenizer == "bpe" else choose_tokenizer(tokenizer, [], vocab_size)
+    wanted = (
+        check_vocab_size(DEFAULT_VOCABULARY if vocab_size is None else vocab_size) if made is None else made.vocab_size
+    )
+    check_dtype(dtype_for(wanted) if dtype is None else dtype, wanted)
     sources = sources_of(inputs, pattern)
     documents = _look_at(sources, quiet)
     parts, by = divide(documents, valid_share, seed)
-    with _bar("learning", None, quiet or tokenizer != "bpe") as bar:
-        made = choose_tokenizer(tokenizer, _told(_to_learn_from(parts["train"]), bar), vocab_size)
-    check_dtype(dtype := dtype or dtype_for(made.vocab_size), made.vocab_size)
+    if made is None:
+        with _bar("learning", None, quiet) as bar:
+            made = choose_tokenizer(tokenizer, _told(_to_learn_from(parts["train"]), bar), wanted)
+    dtype = dtype or dtype_for(made.vocab_size)  # of what was learned, which may be less than was wanted
 
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished_{os.getpid()}")

@@ -235,6 +235,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         for name, facts in manifest["parts"].items():
             if name not in PARTS or not (type(facts["tokens"]) is int and facts["tokens"] > 0):
                 raise ValueError(f"part {name!r} with {facts['tokens']!r} ids")
+            if not (isinstance(facts["checksum"], str) and isinstance(facts["text"], str)):
+                raise ValueError(f"part {name!r} without a checksum")
         if type(manifest["vocab_size"]) is not int or "train" not in manifest["parts"]:
             raise ValueError("it names no vocabulary or no training part")
         return manifest

@@ -61,5 +61,5 @@ def described(folder: TokenFolder, wanted: int | None = None) -> str:
     if wanted is not None and facts["vocab_size"] < wanted:
         lines.append(f"The text gives no more than {facts['vocab_size']:,} of the {wanted:,} tokens asked for")
     if facts["left_out"]:
-        lines.append(f"{facts['left_out']:,} files were left out, for they hold no text")
+        lines.append(f"Left out, for they hold no text: {facts['left_out']:,} files")
     return "\n".join(lines)
