@@ -135,19 +135,26 @@ def test_token_bytes_add_up_to_the_bytes_of_the_text(tokenizer):
 # Long texts, in pieces
 
 
+@pytest.fixture(scope="module")
+def learned_from_tricky():
+    """Has tokens for runs of white space and of marks, so that a cut inside one of them shows."""
+    return BPETokenizer.learn(tricky_texts(seed=9, count=3000, length=30), 4000)
+
+
 @pytest.mark.parametrize("seed", range(5))
-def test_a_text_in_pieces_has_the_ids_that_the_library_gives_the_whole(tokenizer, small_pieces, seed):
+def test_a_text_in_pieces_has_the_ids_that_the_library_gives_the_whole(learned_from_tricky, small_pieces, seed):
     """The library sees the whole text at once; ours cuts it, at places that come after eight characters."""
     draw = random.Random(seed)
     for text in tricky_texts(seed, count=60, length=60):
-        whole = tokenizer._inner.encode(text, add_special_tokens=False).ids
+        whole = learned_from_tricky._inner.encode(text, add_special_tokens=False).ids
         pieces = list(pieces_of([text]))
         if all(len(piece) < 16 or piece == pieces[-1] for piece in pieces):  # no word was too long for a piece
-            assert tokenizer.encode(text).tolist() == whole
+            assert learned_from_tricky.encode(text).tolist() == whole
         cuts = sorted(draw.randrange(len(text) + 1) for _ in range(4))
         parts = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        streamed = [id for ids in tokenizer.encode_stream(parts) for id in ids.tolist()]
-        assert streamed == tokenizer.encode(text).tolist()
+        assert list(pieces_of(parts)) == pieces
+        streamed = [id for ids in learned_from_tricky.encode_stream(parts) for id in ids.tolist()]
+        assert streamed == learned_from_tricky.encode(text).tolist()
 
 
 def test_the_check_above_is_not_empty(small_pieces):
@@ -272,9 +279,35 @@ def test_more_added_tokens_or_none_are_refused(tokenizer):
 def test_padding_and_truncation_of_a_file_are_switched_off(tokenizer):
     inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     inner.enable_truncation(3)
-    inner.enable_padding(length=50)
+    inner.enable_padding(length=500)
     theirs = BPETokenizer.from_json(inner.to_str(), "theirs.json")
-    assert theirs.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).tolist()
+    for text in ("to be", TEXTS[0]):
+        assert theirs.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+def places(part, above=()):
+    """Where something stands in a tokenizer's file, but for most of its tokens."""
+    for name in (
+        list(part)[:9] if isinstance(part, dict) else range(min(len(part), 3)) if isinstance(part, list) else ()
+    ):
+        yield (*above, name)
+        yield from places(part[name], (*above, name))
+
+
+def test_a_file_with_anything_changed_is_refused_or_gives_back_every_text(tokenizer):
+    draw, text, refused = random.Random(0), f"to be {END_OF_TEXT} 三", 0
+    found = list(places(json.loads(tokenizer.to_json())))
+    for _ in range(500):
+        value = draw.choice([None, 0, -1, 1e30, "", "x", [], {}, True, [["a", "b"]], ["a b"], {"type": "BPE"}, 2**40])
+        try:
+            theirs = BPETokenizer.from_json(changed(tokenizer, draw.choice(found), value), "theirs.json")
+        except ValueError as error:
+            assert "theirs.json is " in str(error)
+            refused += 1
+        else:
+            ids = theirs.encode(text)
+            assert theirs.decode(ids) == text and theirs.token_bytes()[ids].sum() == len(text.encode())
+    assert 100 < refused < 500
 
 
 # What cannot be

@@ -157,6 +157,18 @@ def test_tokens_made_anew_with_another_tokenizer_are_refused_with_both_named(tmp
     assert other.tokenizer.fingerprint in error and tokens.tokenizer.fingerprint in error and "Traceback" not in error
 
 
+def test_tokens_that_were_moved_are_found_again_where_the_run_is_told_they_are(tmp_path, tokens, capsys):
+    run = tmp_path / "run"
+    assert main([*QUICK, "--tokens", str(tokens.path), "--out", str(run)]) == 0
+    tokens.path.rename(tmp_path / "moved")
+    assert main(["resume", str(run)]) == 1
+    assert f"{tokens.path} holds no tokens" in (error := capsys.readouterr().err)
+    assert f"If they were moved, say where to in {run / 'run.json'}" in error
+    options = json.loads((run / "run.json").read_text()) | {"tokens": str(tmp_path / "moved")}
+    (run / "run.json").write_text(json.dumps(options))
+    assert main(["resume", str(run)]) == 0
+
+
 @pytest.mark.parametrize("command", ["resume", "sample"])
 def test_a_tokenizer_changed_beside_the_run_is_refused_with_both_named(tmp_path, poem, capsys, command):
     run = tmp_path / "run"

@@ -50,7 +50,11 @@ class BPETokenizer:
         self._take(inner, json.loads(inner.to_str()), source)
 
     def _take(self, inner: tokenizers.Tokenizer, state: dict[str, Any], source: str) -> None:
-        if differs := _differences(state):
+        try:
+            differs = _differences(state)
+        except (AttributeError, KeyError, TypeError) as error:
+            differs = [f"it has parts of another kind than those of a tokenizer ({error})"]
+        if differs:
             raise ValueError(
                 f"{source} is no tokenizer that can be used here: {'; '.join(differs)}. What is needed is a byte-level "
                 f"BPE like GPT-2's, with {END_OF_TEXT}"

@@ -10,7 +10,7 @@ from tinytrain.bpe import LEARN_FROM, BPETokenizer, pieces_of, thinned
 from tinytrain.corpus import load_corpus
 from tinytrain.data import TokenRows
 from tinytrain.distributed.group import on_first
-from tinytrain.run_options import Train, load_run_tokenizer
+from tinytrain.run_options import OPTIONS, Train, load_run_tokenizer
 from tinytrain.token_file import TokenFile, TokenFolder, open_tokens, require_tokenizer
 from tinytrain.tokenizer import FILE, Tokenizer, choose_tokenizer
 
@@ -61,7 +61,11 @@ def _from_tokens(options: Train, path: Path, row_length: int, resumed: bool) -> 
     names = ("corpus", "pattern", "tokenizer", "vocab_size")
     if others := [f"{name}={getattr(options, name)!r}" for name in names if getattr(options, name) != usual[name]]:
         raise ValueError(f"the tokens in {path} have a text and a tokenizer already: leave out {', '.join(others)}")
-    folder = open_tokens(path)
+    try:
+        folder = open_tokens(path)
+    except FileNotFoundError as error:
+        moved = f". If they were moved, say where to in {options.out / OPTIONS}" if resumed else ""
+        raise FileNotFoundError(f"{error}{moved}") from None
     if resumed:
         own = load_run_tokenizer(options.out).fingerprint
         require_tokenizer(folder.tokenizer.fingerprint, own, path / FILE, f"the ids of the run in {options.out}")

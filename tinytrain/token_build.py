@@ -71,7 +71,8 @@ def build_tokens(
     Everything is read twice: first to its end, so that a bad byte is found before any token is written, then to be
     written. ``valid_share`` of the characters are held out: whole documents, chosen by ``seed``, where there are ten or
     more of like size, and the end of the text otherwise. Documents that are equal to the letter stay on one side. A
-    vocabulary is learned from the training part. Behind each document stands the tokenizer's ``end_of_text``.
+    vocabulary is learned from the training part. Behind each document stands the tokenizer's ``end_of_text``; rows are
+    cut from all documents in a line, so that one may hold the end of a document and the beginning of the next.
     The same inputs give the same files. ``dtype`` is the narrowest that holds the vocabulary if not given.
 
     The folder is written under a temporary name and renamed when it is whole. Raises ``FileExistsError`` if ``out`` is
