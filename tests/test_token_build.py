@@ -246,6 +246,7 @@ def test_a_stretch_is_that_part_of_the_text_however_the_text_comes(monkeypatch):
 
 GROWTH = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 import torch
 from tinytrain.data import RowBatches, TokenRows
@@ -257,16 +258,17 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1024
 
 def run(text, out):
-    built = build_tokens([text], Path(out), quiet=True)
+    built = build_tokens([text], Path(out), tokenizer=kind, quiet=True)
     built.part("train").verify()
-    rows = TokenRows(built.part("train"), 64, 256)
+    rows = TokenRows(built.part("train"), 64, built.tokenizer.vocab_size)
     data = RowBatches(rows=rows, batch_size=8)
-    Trainer(GPT(PRESETS["nano"]), data, TrainConfig(total_steps=60, max_lr=1e-3)).fit()
+    model = GPT(replace(PRESETS["nano"], vocab_size=rows.vocab_size))
+    Trainer(model, data, TrainConfig(total_steps=60, max_lr=1e-3)).fit()
     for n in range(0, data.batches_per_epoch, max(data.batches_per_epoch // 500, 1)):
         data[n]  # from all over the file
 
 torch.set_num_threads(1)
-small, large, folder = sys.argv[1:]
+kind, small, large, folder = sys.argv[1:]
 run(small, folder + "/small")
 before = peak()
 run(large, folder + "/large")
@@ -275,7 +277,8 @@ print(peak() - before)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak of memory from Linux's /proc")
-def test_building_and_training_take_little_more_memory_for_a_large_text(tmp_path):
+@pytest.mark.parametrize("kind", ["bytes", pytest.param("bpe", marks=pytest.mark.soak)])
+def test_building_and_training_take_little_more_memory_for_a_large_text(tmp_path, kind):
     """In a process of its own, whose peak after a text of 2 MB grows by far less than the 96 MB of the next."""
     line = "".join(f"Line {n} of a text that is long for a laptop, 三国演义.\n" for n in range(40_000)).encode()
     (tmp_path / "small.txt").write_bytes(line)
@@ -283,7 +286,7 @@ def test_building_and_training_take_little_more_memory_for_a_large_text(tmp_path
         while file.tell() < 96_000_000:
             file.write(line)
     names = [str(tmp_path / name) for name in ("small.txt", "large.txt")]
-    done = subprocess.run([sys.executable, "-c", GROWTH, *names, str(tmp_path)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", GROWTH, kind, *names, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 80, (
         "MB: half of the text. The order of its rows takes 20, blocks that are read the rest"

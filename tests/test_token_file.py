@@ -208,6 +208,7 @@ def rewritten(folder, **changes):
         ({"dtype": ["uint8"]}, "is not one of"),
         ({"vocab_size": 70_000}, "dtype=uint8 holds ids up to 255, and the vocabulary has 70,000"),
         ({"vocab_size": "256"}, "names no vocabulary"),
+        ({"vocab_size": 255}, "vocab_size=255, and its tokenizer's is 256"),
         ({"parts": {}}, "no training part"),
         ({"parts": {"../../etc": {"tokens": 5}}}, "part '../../etc'"),
         ({"parts": {"train": {"tokens": 0}}}, "part 'train' with 0 ids"),

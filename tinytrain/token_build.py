@@ -82,10 +82,12 @@ def build_tokens(
         raise ValueError(f"valid_share={valid_share} must be at least 0 and less than 1")
     if out.exists():
         raise FileExistsError(f"{out} is there already: choose another folder, or move it away")
-    made = None if tokenizer == "bpe" else choose_tokenizer(tokenizer, [], vocab_size)
-    wanted = (
-        check_vocab_size(DEFAULT_VOCABULARY if vocab_size is None else vocab_size) if made is None else made.vocab_size
-    )
+    made: Tokenizer | None = None
+    if tokenizer == "bpe":
+        wanted = check_vocab_size(DEFAULT_VOCABULARY if vocab_size is None else vocab_size)
+    else:
+        made = choose_tokenizer(tokenizer, [], vocab_size)
+        wanted = made.vocab_size
     check_dtype(dtype_for(wanted) if dtype is None else dtype, wanted)
     sources = sources_of(inputs, pattern)
     documents = _look_at(sources, quiet)

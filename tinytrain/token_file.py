@@ -210,6 +210,10 @@ def open_tokens(folder: Path) -> TokenFolder:
         raise TokenFileError(f"{path}: {error}") from None
     tokenizer = load_tokenizer(folder / FILE)
     require_tokenizer(tokenizer.fingerprint, manifest["tokenizer"], folder / FILE, f"the ids in {folder}")
+    if tokenizer.vocab_size != manifest["vocab_size"]:
+        raise TokenFileError(
+            f"{path}: vocab_size={manifest['vocab_size']}, and its tokenizer's is {tokenizer.vocab_size}"
+        )
     return TokenFolder(folder, manifest, tokenizer)
 
 
@@ -241,6 +245,4 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError("it names no vocabulary or no training part")
         return manifest
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TokenFileError(
-            f"{path} is damaged ({error}): write the tokens again (python -m tinytrain tokens)"
-        ) from None
+        raise TokenFileError(f"{path} is damaged ({error}). {CURE}") from None
