@@ -77,6 +77,27 @@ def data(rows):
 
 
 @pytest.fixture
+def on_disk(tmp_path):
+    """Writes a tensor of ids to a token file and opens it."""
+    from tinytrain.durable import write_synced
+    from tinytrain.token_file import TokenFile, TokenWriter, dtype_for
+
+    def write(ids, vocab_size=256, dtype=None, name="train.bin"):
+        path, kept, dtype = tmp_path / name, [], dtype or dtype_for(vocab_size)
+
+        def fill(file):
+            kept.append(writer := TokenWriter(file, vocab_size, dtype))
+            for part in ids.split(300):
+                writer.write(part.numpy())
+
+        checksum = write_synced(path, fill)
+        text, tokens = kept[0].fingerprint(), kept[0].tokens
+        return TokenFile(path, vocab_size=vocab_size, dtype=dtype, tokens=tokens, checksum=checksum, text=text)
+
+    return write
+
+
+@pytest.fixture
 def any_format_is_fast(monkeypatch):
     """No warning about slow formats: whether there is one depends on the machine."""
     import tinytrain.precision

@@ -265,8 +265,8 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
     seen = {}
 
     class Spy(Trainer):
-        def __init__(self, model, data, config, callbacks, *, validation):
-            seen.update(model=model, data=data, config=config, validation=validation)
+        def __init__(self, model, data, config, callbacks, *, validation, bytes_per_token):
+            seen.update(model=model, data=data, config=config, validation=validation, bytes_per_token=bytes_per_token)
             super().__init__(model, data, config, callbacks, validation=validation)
 
     monkeypatch.setattr(tinytrain.commands, "Trainer", Spy)
@@ -281,7 +281,7 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
     assert (config.total_steps, config.precision, config.checkpoint_every) == (4, "bf16", 200)
     assert (data.batch_size, data.micro_batch_size, data.seed, data.rows.row_length) == (2, 1, 7, 32)
     assert seen["model"].config == replace(PRESETS["nano"], dropout=0.25)
-    assert sum(len(batch["labels"]) for batch in seen["validation"]) == 4
+    assert sum(len(batch["labels"]) for batch in seen["validation"]) == 4 and seen["bytes_per_token"] == 1.0
 
 
 def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):

@@ -2,19 +2,20 @@
 
 ``python -m tinytrain train --preset nano --steps 200 --out runs/first``
 ``python -m tinytrain resume runs/first``
+``python -m tinytrain sample runs/first --prompt "To be"``
+``python -m tinytrain tokens my_texts/ --out my_tokens``
 ``python -m tinytrain preflight my_model.py:build``
 ``python -m tinytrain doctor runs/first``
 ``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
 """
 
 import io
-import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from tinytrain.corpus import NAMES, Corpus, load_corpus
+from tinytrain.bits import bytes_per_target
+from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.device import best_device
 from tinytrain.distributed import LaunchError, launch, rank, shard, under_torchrun, world_size
@@ -30,62 +32,17 @@ from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
+from tinytrain.run_options import Train, load_options, save_options
+from tinytrain.run_text import text_of
 from tinytrain.runlog import RunLog
+from tinytrain.sample_command import Sample, sample_run, shown
 from tinytrain.seeds import generator_for
 from tinytrain.tokenizer import ByteTokenizer
+from tinytrain.tokens_command import Tokens, tokens
 from tinytrain.train import FitReport, TrainConfig, Trainer, TrainingFailedError
 from tinytrain.watch import preflight as watch
 from tinytrain.watch.doctor import diagnose
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
-
-OPTIONS = "run.json"
-"""file in a run's folder that holds the options it was started with"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Train:
-    """Train a model on text, and write its log and checkpoints."""
-
-    preset: str = "nano"
-    """the model: nano, tiny, 27m, 120m, 350m or 7b"""
-    corpus: str = "shakespeare"
-    """shakespeare, three_kingdoms, python, or the path of a text file or folder"""
-    pattern: str = "*"
-    """which files of a corpus folder are read, such as *.txt"""
-    steps: int = 1000
-    """updates"""
-    batch_size: int = 16
-    """rows in one update"""
-    micro_batch_size: int | None = None
-    """rows in one forward and backward pass; the whole batch if not given"""
-    row_length: int | None = None
-    """tokens in a row; the model's positions if not given"""
-    max_lr: float = 6e-3
-    """learning rate after the warmup"""
-    warmup_steps: int | None = None
-    """updates until max_lr is reached; a twentieth of the steps if not given"""
-    dropout: float = 0.0
-    """share of activations dropped in training"""
-    weight_decay: float = 0.1
-    """share of each matrix removed per unit of lr"""
-    eval_every: int = 200
-    """updates between evaluations on held-out text"""
-    eval_rows: int = 512
-    """held-out rows in an evaluation, spread evenly over the held-out text"""
-    precision: str = "fp32"
-    """width of the forward pass: fp32, bf16 or fp16"""
-    checkpoint_every: int = 200
-    """updates between two checkpoints that the run can be resumed from; one more is written at its end"""
-    shard: bool = False
-    """with several processes: share out the weights instead of copying them"""
-    seed: int = 0
-    """of the initial weights, of dropout and of the order of the rows"""
-    processes: int = 1
-    """processes on this machine that share each update; torchrun starts its own"""
-    prompt: str = "ROMEO\n"
-    """what the sample at the end continues"""
-    out: Path
-    """folder for the log and the checkpoints; it must not hold a run yet"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,47 +165,14 @@ def resume_command(folder: Path) -> str:
     return f"python -m tinytrain resume {shlex.quote(str(folder))}"
 
 
-def save_options(options: Train) -> None:
-    """Write ``run.json`` into the run's folder: the old file or the new one is there, never half of one."""
-    values = {name: value for name, value in asdict(options).items() if name != "out"}
-    if options.corpus not in NAMES and Path(options.corpus).exists():  # found again from any other folder
-        values["corpus"] = str(Path(options.corpus).resolve())
-    options.out.mkdir(parents=True, exist_ok=True)
-    unfinished = options.out / f"{OPTIONS}.unfinished"
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(values, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(options.out / OPTIONS)
-
-
-def load_options(folder: Path) -> Train:
-    """The options of the run in ``folder``. Raises ``ValueError`` if there are none, or if the file is damaged."""
-    path = folder / OPTIONS
-    if not path.is_file():
-        raise ValueError(f"{folder} holds no run: there is no {OPTIONS}, which the train command writes")
-    kinds = {field.name: field.type for field in fields(Train) if field.name != "out"}
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if wrong := sorted(set(kinds) ^ set(values)):
-            raise ValueError(f"{', '.join(wrong)} missing or unknown")
-        for name, kind in kinds.items():
-            if not isinstance(values[name], (int, float) if kind is float else kind):
-                raise ValueError(f"{name} is {values[name]!r}")
-        return Train(**values, out=folder)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}): mend it, or start the run again in another folder") from None
-
-
 def _run(options: Train, *, resumed: bool = False, override: Collection[str] = ()) -> FitReport:
     _check(options)
-    tokenizer = ByteTokenizer()
-    corpus = load_corpus(options.corpus, pattern=options.pattern)
-    config = replace(PRESETS[options.preset], vocab_size=tokenizer.vocab_size, dropout=options.dropout)
-    row_length = config.max_positions if options.row_length is None else options.row_length
-    if row_length > config.max_positions:
-        raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {config.max_positions}")
-    train_rows, held_out = _rows(corpus, tokenizer, row_length)
+    most = PRESETS[options.preset].max_positions
+    row_length = most if options.row_length is None else options.row_length
+    if row_length > most:
+        raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {most}")
+    text = text_of(options, row_length, resumed=resumed)
+    config = replace(PRESETS[options.preset], vocab_size=text.tokenizer.vocab_size, dropout=options.dropout)
     run = TrainConfig(
         total_steps=options.steps,
         max_lr=options.max_lr,
@@ -265,31 +189,32 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
     if options.shard:
         model = shard(model)
     data = RowBatches(
-        rows=train_rows,
+        rows=text.train,
         batch_size=options.batch_size,
         micro_batch_size=options.micro_batch_size,
         seed=options.seed,
     )
     if first:
-        print(f"{parameters:,} parameters, {len(train_rows.ids):,} tokens of {corpus.name}", flush=True)
-    validation = list(held_out.batches(64, limit=options.eval_rows))
+        print(f"{parameters:,} parameters, {len(text.train.ids):,} tokens of {text.name}", flush=True)
+    validation = list(text.valid.batches(64, limit=options.eval_rows)) if text.valid else None
+    per_token = bytes_per_target(validation, text.tokenizer.token_bytes()) if validation else None
     with closing(ProgressBar(options.steps)) as bar:
-        trainer = Trainer(model, data, run, [bar], validation=validation)
+        trainer = Trainer(model, data, run, [bar], validation=validation, bytes_per_token=per_token)
         if resumed:
             checkpoint = trainer.resume(override=override)
             bar.done = checkpoint.step
             if first:
                 print(f"Going on after update {bar.done} of {options.steps}, from {checkpoint.folder}", flush=True)
         else:
-            on_first(lambda: save_options(options))
+            on_first(lambda: save_options(options, text.tokenizer))
         report = trainer.fit()
     if first or options.shard:  # of a model that is shared out, each has only a part
         try:
-            text = sample(model, tokenizer, options.prompt, seed=options.seed)
+            written = shown(sample(model, text.tokenizer, options.prompt, seed=options.seed))
         except ValueError as error:
-            text = f"No sample: {error}"
+            written = f"No sample: {error}"
         if first:
-            print(text)
+            print(written)
     return report
 
 
@@ -305,13 +230,6 @@ def _check(options: Train) -> None:
         raise ValueError("shard shares out the weights over processes, and there is one: say --processes 2")
     if options.out.exists() and not options.out.is_dir():
         raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
-
-
-def _rows(corpus: Corpus, tokenizer: ByteTokenizer, row_length: int) -> tuple[TokenRows, TokenRows]:
-    train_side, held_out = (
-        TokenRows(tokenizer.encode(part.text), row_length, tokenizer.vocab_size, part.name) for part in corpus.split()
-    )
-    return train_side, held_out
 
 
 class ProgressBar:
@@ -337,11 +255,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a sample may hold characters that a terminal has not
     options = tyro.extras.subcommand_cli_from_dict(
-        {"train": Train, "resume": Resume, "preflight": Preflight, "doctor": Doctor},
+        {
+            "train": Train,
+            "resume": Resume,
+            "sample": Sample,
+            "tokens": Tokens,
+            "preflight": Preflight,
+            "doctor": Doctor,
+        },
         prog="python -m tinytrain",
         description="Train small language models from the command line.",
         args=arguments,
     )
+    if isinstance(options, Tokens):
+        return _status(lambda: tokens(options) is not None)
+    if isinstance(options, Sample):
+        return _status(lambda: print(sample_run(options)) is None)
     if isinstance(options, Preflight):
         return _status(lambda: preflight(options))
     if isinstance(options, Doctor):
@@ -384,4 +313,7 @@ def _print_end(report: FitReport, folder: Path) -> None:
         print(f"Interrupted after update {report.steps}. Go on with: {resume_command(folder)}")
     elif not report.record:
         print(f"The run is finished: all of its {report.steps} updates are done")
+    if "eval_bits_per_byte" in report.record:
+        loss, bits = report.record["eval_loss"], report.record["eval_bits_per_byte"]
+        print(f"Held-out text: {loss:.3f} nats a token, {bits:.3f} bits a byte")
     print(f"The log is {folder / RunLog.FILE}")

@@ -117,18 +117,23 @@ def decode_text(data: bytes, name: str) -> str:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
         offset = start + error.start
-        raise ValueError(
-            f"{name}: byte 0x{data[offset]:02x} at offset {offset} is not UTF-8{_guess(data)}. Save the file as UTF-8"
-        ) from None
+        raise not_utf8(name, data[offset], offset, head=data[:4096]) from None
     if (zero := data.find(b"\0")) >= 0:
-        raise ValueError(f"{name}: a zero byte at offset {zero}: this is a binary file and not text")
+        raise not_text(name, zero)
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _guess(data: bytes) -> str:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return " (the file begins like UTF-16)"
-    return " (it looks like a binary file)" if b"\0" in data[:4096] else ""
+def not_utf8(name: str, byte: int, offset: int, *, head: bytes) -> ValueError:
+    """The error for a byte that is not UTF-8; ``head`` is how the file begins."""
+    guess = " (it looks like a binary file)" if b"\0" in head else ""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        guess = " (the file begins like UTF-16)"
+    return ValueError(f"{name}: byte 0x{byte:02x} at offset {offset} is not UTF-8{guess}. Save the file as UTF-8")
+
+
+def not_text(name: str, offset: int) -> ValueError:
+    """The error for a zero byte, which no text holds."""
+    return ValueError(f"{name}: a zero byte at offset {offset}: this is a binary file and not text")
 
 
 def _read_path(path: Path, pattern: str) -> Corpus:
@@ -143,13 +148,21 @@ def _read_path(path: Path, pattern: str) -> Corpus:
     return _read_folder(path, pattern)
 
 
-def _read_folder(path: Path, pattern: str) -> Corpus:
-    for folder, _, _ in os.walk(path, onerror=_refuse_folder):  # rglob would leave out in silence what it cannot open
-        os.scandir(folder).close()
-    files = [p for p in path.rglob(pattern) if p.is_file() and not _hidden(p.relative_to(path))]
+def files_in(folder: Path, pattern: str = "*") -> list[Path]:
+    """The files of a folder and of those inside it that match ``pattern``, by name; hidden ones are left out.
+
+    Raises ``ValueError`` if there is none, and ``OSError`` for a folder that cannot be opened.
+    """
+    for inside, _, _ in os.walk(folder, onerror=_refuse_folder):  # rglob would leave out in silence what it cannot open
+        os.scandir(inside).close()
+    files = [p for p in folder.rglob(pattern) if p.is_file() and not _hidden(p.relative_to(folder))]
     if not files:
-        raise ValueError(f"{path}: the folder holds no file that matches {pattern!r}")
-    read = [_document(path, file, pattern) for file in sorted(files, key=lambda p: p.as_posix())]
+        raise ValueError(f"{folder}: the folder holds no file that matches {pattern!r}")
+    return sorted(files, key=lambda p: p.as_posix())
+
+
+def _read_folder(path: Path, pattern: str) -> Corpus:
+    read = [_document(path, file, pattern) for file in files_in(path, pattern)]
     empty = [document.name for document in read if not document.text.strip()]
     notice = f"left out, for they hold no text: {', '.join(empty)}" if empty else ""
     return Corpus(path.name or str(path), tuple(d for d in read if d.text.strip()), notice)
@@ -183,19 +196,24 @@ def _split_position(corpus: Corpus, fraction: float, _seed: int) -> tuple[list[D
 
 
 def _split_documents(corpus: Corpus, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
-    copies: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for document in corpus.documents:
-        copies[document.text] = copies.get(document.text, 0) + 1
-    texts = sorted(copies)  # the choice must not depend on the order in which a file system lists files
-    Random(seed).shuffle(texts)
-    target, held, held_out = fraction * sum(len(d.text) for d in corpus.documents), 0, set()
-    for text in texts:
-        size = len(text) * copies[text]
-        if abs(held + size - target) < abs(held - target):
-            held_out.add(text)
-            held += size
+        sizes[document.text] = sizes.get(document.text, 0) + len(document.text)
+    held_out = choose_held_out(sizes, fraction, seed)
     train = [document for document in corpus.documents if document.text not in held_out]
     return train, [document for document in corpus.documents if document.text in held_out]
+
+
+def choose_held_out(sizes: dict[str, int], fraction: float, seed: int) -> set[str]:
+    """Which texts to hold out, of the sizes given for each different one, so that they add up to about ``fraction``."""
+    texts = sorted(sizes)  # the choice must not depend on the order in which a file system lists files
+    Random(seed).shuffle(texts)
+    target, held, held_out = fraction * sum(sizes.values()), 0, set()
+    for text in texts:
+        if abs(held + sizes[text] - target) < abs(held - target):
+            held_out.add(text)
+            held += sizes[text]
+    return held_out
 
 
 def _shakespeare() -> Corpus:

@@ -7,7 +7,7 @@ no hidden generator moves, so any batch of any epoch can be asked for at any tim
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,17 @@ from torch import Tensor
 from tinytrain.loss import IGNORE_INDEX
 from tinytrain.seeds import generator_for
 from tinytrain.vocabulary import check_ids
+
+
+class TokenIds(Protocol):
+    """Ids that are not in memory: what ``TokenRows`` needs of them."""
+
+    vocab_size: int
+    """they are 0..vocab_size-1, which was looked at when they were written"""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> Tensor: ...
+    def fingerprint(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -30,8 +41,8 @@ class TokenRows:
     (3, [6, 7, 8, 9], [-100, -100, 9, 10])
     """
 
-    ids: Tensor
-    """``[n]``, integer token ids"""
+    ids: "Tensor | TokenIds"
+    """``[n]``, integer token ids: a tensor, or a file of them that is read where it lies"""
     row_length: int
     """T, input tokens in a row"""
     vocab_size: int
@@ -40,7 +51,7 @@ class TokenRows:
     """what error messages call this text"""
 
     def __post_init__(self) -> None:
-        if self.ids.dim() != 1 or self.ids.is_floating_point():
+        if isinstance(self.ids, Tensor) and (self.ids.dim() != 1 or self.ids.is_floating_point()):
             raise ValueError(
                 f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}; need integers of shape [n]"
             )
@@ -51,7 +62,13 @@ class TokenRows:
                 f"{self.name}: {len(self.ids)} tokens are too few for one row of row_length={self.row_length} (a row "
                 f"needs one more for its last target). Give more text or a smaller row_length"
             )
-        check_ids(self.ids, self.vocab_size, self.name)
+        if isinstance(self.ids, Tensor):
+            check_ids(self.ids, self.vocab_size, self.name)
+        elif self.ids.vocab_size > self.vocab_size:
+            raise ValueError(
+                f"{self.name}: its ids go up to {self.ids.vocab_size - 1}, outside the vocabulary "
+                f"0..{self.vocab_size - 1}. Does the tokenizer belong to this model?"
+            )
 
     def __len__(self) -> int:
         return -(-(len(self.ids) - 1) // self.row_length)
@@ -66,6 +83,15 @@ class TokenRows:
         labels = window[1:].clone()
         labels[: wanted - start] = IGNORE_INDEX
         return {"input_ids": window[:-1].clone(), "labels": labels}  # not a view: a batch may be written into
+
+    def fingerprint(self) -> str:
+        """Of all ids: the same for the same ids, wherever they lie and however wide they are."""
+        if not isinstance(self.ids, Tensor):
+            return self.ids.fingerprint()
+        text = hashlib.blake2b(digest_size=8)
+        for part in self.ids.split(1 << 20):  # as int64 they may be eight times as large
+            text.update(part.to(torch.int64).contiguous().numpy())
+        return text.hexdigest()
 
     def stack(self, rows: list[int]) -> dict[str, Tensor]:
         """``input_ids`` and ``labels`` ``[B,T]`` of several rows."""
@@ -97,7 +123,7 @@ class RowBatches:
 
     Batches are counted from 0 through all epochs; each epoch visits every row once, in ``row_order``. The last batch
     of an epoch holds the rows that are left. ``micro_batch_size`` cuts a batch into pieces that fit in memory; the
-    update is the same.
+    update is the same. The order of an epoch takes 8 bytes of memory a row.
     """
 
     rows: TokenRows
@@ -134,13 +160,12 @@ class RowBatches:
 
     def fingerprint(self) -> dict[str, Any]:
         """What decides which tokens come when. How a batch is cut into micro-batches does not."""
-        ids = self.rows.ids.to(torch.int64).contiguous().numpy()
         return {
             "batch_size": self.batch_size,
             "row_length": self.rows.row_length,
             "seed": self.seed,
             "shuffle": self.shuffle,
-            "text": hashlib.blake2b(ids, digest_size=8).hexdigest(),
+            "text": self.rows.fingerprint(),
         }
 
     def __getitem__(self, batch: int) -> list[dict[str, Tensor]]:

@@ -51,6 +51,17 @@ def checksum_of(path: Path, manifest: dict[str, Any]) -> str:
         return hashlib.file_digest(file, lambda: hash_of(manifest)).hexdigest()
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Put a file in its place: the old one or the new one is there, never half of one."""
+    unfinished = path.with_name(f"{path.name}.unfinished_{os.getpid()}")
+    try:
+        write_synced(unfinished, lambda file: file.write(data))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
     """Force a rename to disk; Windows has no such call and needs none."""
     if os.name == "nt":

@@ -1,8 +1,37 @@
 """Text to token ids and back."""
 
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Protocol
+
 import numpy as np
 import torch
 from torch import Tensor
+
+from tinytrain.durable import replace_file
+
+FILE = "tokenizer.json"
+"""what a tokenizer's file is called, beside a run and beside token files"""
+DEFAULT_VOCABULARY = 4096
+"""tokens of a vocabulary that is learned, if nobody says how many"""
+
+
+class Tokenizer(Protocol):
+    """What the package needs of a tokenizer."""
+
+    vocab_size: int
+    """V; ids are 0..V-1"""
+    end_of_text: int
+    """the id that stands behind each document; no text holds it"""
+    fingerprint: str
+    """the same for two tokenizers that give the same ids to every text"""
+
+    def encode(self, text: str) -> Tensor: ...
+    def decode(self, ids: Tensor | list[int]) -> str: ...
+    def encode_stream(self, texts: Iterable[str]) -> Iterator[np.ndarray]: ...
+    def token_bytes(self) -> Tensor: ...
+    def save(self, path: Path) -> None: ...
 
 
 class ByteTokenizer:
@@ -16,16 +45,12 @@ class ByteTokenizer:
     """
 
     vocab_size = 256
+    end_of_text = 0  # a file with a zero byte is refused as binary, so no text that is read holds it
+    fingerprint = "bytes"
 
     def encode(self, text: str) -> Tensor:
         """Ids ``[number of bytes]``, int64. Raises ``ValueError`` for a lone surrogate, which UTF-8 cannot hold."""
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"character {error.start} of the text, {text[error.start]!r}, is a lone surrogate and not text"
-            ) from None
-        return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).astype(np.int64))
+        return torch.from_numpy(np.frombuffer(to_utf8(text), dtype=np.uint8).astype(np.int64))
 
     def decode(self, ids: Tensor | list[int]) -> str:
         """The text of ``ids`` ``[n]``. A character cut at either end shows as the replacement mark U+FFFD."""
@@ -34,3 +59,61 @@ class ByteTokenizer:
         if bad is not None:
             raise ValueError(f"id {values[bad]} at position {bad} is not a byte (0..255)")
         return bytes(values).decode("utf-8", errors="replace")
+
+    def encode_stream(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
+        """The ids of one long text that comes in pieces, in pieces."""
+        for text in texts:
+            yield np.frombuffer(to_utf8(text), dtype=np.uint8)
+
+    def token_bytes(self) -> Tensor:
+        """Bytes of text that each token stands for, ``[V]``: 1, and 0 for the end of a text."""
+        sizes = torch.ones(self.vocab_size, dtype=torch.int64)
+        sizes[self.end_of_text] = 0
+        return sizes
+
+    def save(self, path: Path) -> None:
+        """Write a file from which ``load_tokenizer`` makes the same tokenizer."""
+        replace_file(path, json.dumps({"model": {"type": "bytes"}}).encode())
+
+
+def to_utf8(text: str) -> bytes:
+    """The bytes of a text. Raises ``ValueError`` for a lone surrogate, which UTF-8 cannot hold."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"character {error.start} of the text, {text[error.start]!r}, is a lone surrogate and not text"
+        ) from None
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer in a file that ``save`` wrote, or a byte-level BPE of Hugging Face's ``tokenizers``.
+
+    Raises ``FileNotFoundError`` if there is no such file, ``ValueError`` for one that is damaged or of another kind.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such tokenizer file (and --tokenizer knows bytes and bpe)")
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged or no tokenizer file ({error}): take a whole one") from None
+    if content == {"model": {"type": "bytes"}}:
+        return ByteTokenizer()
+    from tinytrain.bpe import BPETokenizer
+
+    return BPETokenizer.from_json(text, str(path))
+
+
+def choose_tokenizer(name: str, texts: Iterable[str], vocab_size: int | None = None) -> Tokenizer:
+    """``"bytes"``, ``"bpe"`` learned from ``texts``, or the tokenizer in the file of that name.
+
+    ``vocab_size`` is for ``"bpe"`` alone. Raises ``ValueError`` where it is given for another one.
+    """
+    if name == "bpe":
+        from tinytrain.bpe import BPETokenizer
+
+        return BPETokenizer.learn(texts, DEFAULT_VOCABULARY if vocab_size is None else vocab_size)
+    if vocab_size is not None:
+        raise ValueError(f"vocab_size={vocab_size} is for tokenizer 'bpe'; {name!r} has a size of its own")
+    return ByteTokenizer() if name == "bytes" else load_tokenizer(Path(name))

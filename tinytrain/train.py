@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from tinytrain.bits import bits_per_byte
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
 from tinytrain.data import share_of, without_targets
@@ -84,7 +85,8 @@ class Trainer:
 
     ``data[n]`` (or ``data(n)``) gives the micro-batches. ``validation`` is a list of batches, or a function that
     returns them. ``callbacks`` are called with each line of the log. The model is trained where it is: move it to a
-    device first.
+    device first. With ``bytes_per_token``, which is ``bytes_per_target`` of the validation batches, the log has
+    ``eval_bits_per_byte`` as well.
 
     After an interrupt or a Stop, ``fit`` may be called again and goes on with the next batch; after an error in the
     data or in a step, with the same one.
@@ -105,6 +107,7 @@ class Trainer:
         *,
         validation: Sequence[Batch] | Callable[[], Iterable[Batch]] | None = None,
         optimizer: torch.optim.Optimizer | None = None,
+        bytes_per_token: float | None = None,
     ) -> None:
         if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
@@ -113,6 +116,7 @@ class Trainer:
             model = replicate(model)
         self.model, self.data, self.config = model, data, config
         self.callbacks, self.validation = tuple(callbacks), validation
+        self.bytes_per_token = bytes_per_token
         self.optimizer = optimizer or build_adamw(
             unwrap(model), lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
@@ -224,6 +228,8 @@ class Trainer:
         try:
             if self._evaluation_is_due(report):
                 record["eval_loss"] = self._evaluate()
+                if self.bytes_per_token is not None:
+                    record["eval_bits_per_byte"] = bits_per_byte(record["eval_loss"], self.bytes_per_token)
         finally:  # the update was made, whatever becomes of its evaluation
             if self._log is not None:
                 self._log.write(record)

@@ -16,6 +16,7 @@ import sys
 import time
 from pathlib import Path
 
+import interrupted_run
 import pytest
 import torch
 from interrupted_run import BATCHES, SKIPPED, fit, lines_of, trainer_in
@@ -24,6 +25,7 @@ import tinytrain.precision
 import tinytrain.resume
 import tinytrain.train
 from tinytrain.checkpoint import Checkpointer
+from tinytrain.data import TokenRows
 
 HELPER = Path(__file__).with_name("interrupted_run.py")
 
@@ -190,6 +192,19 @@ def without_generators(monkeypatch):
 
 def without_scale(monkeypatch):
     monkeypatch.setattr(tinytrain.precision.Precision, "load_state_dict", lambda *_: None)
+
+
+@pytest.mark.parametrize("stop", stops(seed=6, count=2))
+@pytest.mark.parametrize("before", ["in memory", "on disk"])
+def test_on_ids_from_a_file_it_is_the_same_run_wherever_they_were_before(
+    undisturbed, tmp_path, monkeypatch, on_disk, before, stop
+):
+    in_memory = interrupted_run.ROWS
+    from_file = TokenRows(on_disk(in_memory.ids), in_memory.row_length, in_memory.vocab_size)
+    for rows, resume in ((in_memory if before == "in memory" else from_file, False), (from_file, True)):
+        monkeypatch.setattr(interrupted_run, "ROWS", rows)
+        trainer = fit(tmp_path / "run", "fp32", stop=None if resume else stop, resume=resume)
+    assert differences(result(trainer, tmp_path / "run"), undisturbed["fp32"]) == []
 
 
 def without_weights(monkeypatch):

@@ -10,11 +10,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tinytrain.bpe import BPETokenizer
 from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.loss import cross_entropy
 from tinytrain.model import GPT, PRESETS
 from tinytrain.schedule import warmup_cosine
+from tinytrain.token_build import build_tokens
+from tinytrain.token_file import open_tokens
 from tinytrain.train import TrainConfig, Trainer
 
 
@@ -34,6 +37,23 @@ def saved(folder, spoil=lambda path: None, **changes):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the damaged one is named in a warning as well
         trainer.resume()
+
+
+def tokens(folder, *files, cut=None, **options):
+    """Files, by name and content in turn, as a folder of tokens, one file of which is cut by a byte."""
+    texts, out = folder / "texts", folder / "tokens"
+    texts.mkdir()
+    for name, content in zip(files[::2], files[1::2], strict=True):
+        file_of(texts, name, content)
+    built = build_tokens([str(texts)], out, quiet=True, **options)
+    if cut is not None:
+        (out / cut).write_bytes((out / cut).read_bytes()[:-1])
+    return built
+
+
+def swapped(folder):
+    BPETokenizer.learn(["to be or not to be " * 9], 260).save(folder.path / "tokenizer.json")
+    return folder.path
 
 
 CASES = {
@@ -56,6 +76,22 @@ CASES = {
     "an id outside the vocabulary, in the data": (
         lambda folder: TokenRows(torch.tensor([1, 2, 999, 4]), 2, vocab_size=256, name="poem.txt"),
         ["poem.txt", "999", "position 2", "0..255", "tokenizer"],
+    ),
+    "a byte that is no text, in a folder that becomes tokens": (
+        lambda folder: tokens(folder, "a.txt", b"fine" * 99, "b.txt", b"caf\xe9"),
+        ["b.txt", "0xe9", "offset 3", "Save the file as UTF-8"],
+    ),
+    "ids too large for the type of a token file": (
+        lambda folder: tokens(folder, "a.txt", b"to be or not " * 99, tokenizer="bpe", vocab_size=300, dtype="uint8"),
+        ["dtype=uint8", "255", "uint16"],
+    ),
+    "a token file that was cut short": (
+        lambda folder: tokens(folder, "a.txt", b"fine" * 99, cut="valid.bin").part("valid"),
+        ["valid.bin", "cut short", "40 bytes", "41 ids", "Copy the tokens again"],
+    ),
+    "tokens of another tokenizer": (
+        lambda folder: open_tokens(swapped(tokens(folder, "a.txt", b"fine" * 99))),
+        ["tokenizer.json", "bpe-260-", "made with bytes", "Put that one back"],
     ),
     "an id outside the vocabulary, at the model": (
         lambda folder: GPT(PRESETS["nano"])(torch.tensor([[1, 2, 256]])),

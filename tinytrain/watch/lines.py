@@ -19,6 +19,7 @@ LINE_INCHES, LETTER_INCHES = 0.165, 0.075  # height of a line of 9 pt, width of 
 LARGEST = 1e100  # what is larger is drawn there: matplotlib's axes overflow beyond
 PLANNED = ("lr",)  # set and not measured: there is no noise to average
 UNITS = {"loss": "nats per token", "eval_loss": "nats per token", "lr": "learning rate", "tokens_per_second": "1/s"}
+UNITS |= {"eval_bits_per_byte": "bits"}
 
 
 @dataclass(frozen=True)
