@@ -54,7 +54,7 @@ class Bench:
 
     @property
     def precisions(self) -> list[str]:
-        """"fp32", and "fp16" if the trainer takes an argument ``precision``."""
+        """ "fp32", and "fp16" if the trainer takes an argument ``precision``."""
         return ["fp32", "fp16"] if "precision" in inspect.signature(self.make).parameters else ["fp32"]
 
     def folder(self) -> Path:

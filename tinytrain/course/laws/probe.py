@@ -69,9 +69,9 @@ def ordinary(number: int) -> list[Batch]:
 
 
 def spoiled(micro_batches: Sequence[Batch], token: int) -> list[Batch]:
-    """The same with one bad token in the last micro-batch."""
+    """The same with one bad token in the first micro-batch."""
     spoiled = [{name: value.clone() for name, value in batch.items()} for batch in micro_batches]
-    spoiled[-1]["input_ids"][0, 3] = token
+    spoiled[0]["input_ids"][0, 3] = token
     return spoiled
 
 
@@ -99,7 +99,9 @@ def gradient_of(
     """The gradient of ``loss(model, batches)`` at these weights, as one vector in float64."""
     model = model_with(weights)
     loss(model, batches).backward()
-    return torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()])
+    return torch.cat(
+        [torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in model.parameters()]
+    )
 
 
 def model_with(weights: Mapping[str, Tensor]) -> ProbeModel:
