@@ -124,10 +124,10 @@ class Bench:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """What a trainer prints and warns of is not part of the report."""
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+    out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with out, err, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def said(error: BaseException) -> str:

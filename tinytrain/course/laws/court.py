@@ -90,7 +90,10 @@ def _try_out(bench: Bench, name: str) -> None:
 
 
 def load(spec: str) -> Make:
-    """What ``module``, ``module:name``, ``file.py`` or ``file.py:name`` names; without a name, the only class with ``fit``."""
+    """What ``module:name`` or ``file.py:name`` names.
+
+    Without a name it is ``make_trainer``, or else the only class that has ``fit``.
+    """
     place, _, name = spec.rpartition(":") if spec.rpartition(":")[2].isidentifier() and ":" in spec else (spec, "", "")
     module = _module(place)
     if name:

@@ -197,7 +197,8 @@ def mistake_behind(found: Tensor, weights: Mapping[str, Tensor], batches: Sequen
             return words
     along = float(found @ right / (found.norm() * right.norm())) if found.norm() > 0 else 0.0
     if along > 1 - 1e-9:
-        return f"the direction is right, and the length is {float(found.norm() / right.norm()):.4g} times what it should be"
+        times = float(found.norm() / right.norm())
+        return f"the direction is right, and the length is {times:.4g} times what it should be"
     return ""
 
 
