@@ -128,7 +128,7 @@ def first_rows_elsewhere(seed: int | None, count: int = 2) -> list[list[int]]:
 class ToyData:
     """Batches of the toy data set, as a trainer of one's own takes them: ``data[n]``."""
 
-    def __init__(self, *, spoil: Mapping[int, int] = {}) -> None:  # noqa: B006 (it is only read)
+    def __init__(self, *, spoil: Mapping[int, int] = {}) -> None:
         self.rows = ToyLMDataset(64, 16, 97, torch.Generator().manual_seed(1))
         self.spoil = spoil
 

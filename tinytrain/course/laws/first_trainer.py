@@ -1,4 +1,4 @@
-"""A first evening's trainer. It runs, its loss falls, and most of the laws are broken: copy it, and mend it law by law."""
+"""A first evening's trainer. It runs, its loss falls, and most laws are broken: copy it, and mend it law by law."""
 
 import math
 from pathlib import Path

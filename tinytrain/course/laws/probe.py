@@ -191,15 +191,23 @@ MISTAKES: dict[str, Callable[[nn.Module, Sequence[Batch]], Tensor]] = {
 def mistake_behind(found: Tensor, weights: Mapping[str, Tensor], batches: Sequence[Batch]) -> str:
     """Which mistake gives this gradient, in words; "" if none of those that are known."""
     right = gradient_of(weights, true_loss, batches)
-    for words, loss in MISTAKES.items():
-        wrong = gradient_of(weights, loss, batches)
-        if distance(wrong, right) > 1e-3 and distance(found, wrong) < 1e-4:
+    wrong = {words: gradient_of(weights, loss, batches) for words, loss in MISTAKES.items()}
+    for words, gradient in wrong.items():
+        if distance(gradient, right) > 1e-3 and distance(found, gradient) < 1e-4:
+            return words
+    for words, gradient in wrong.items():  # the same mistake over another divisor
+        apart = distance(_of_length_1(gradient), _of_length_1(right))
+        if found.norm() > 0 and apart > 1e-2 and distance(_of_length_1(found), _of_length_1(gradient)) < 1e-4:
             return words
     along = float(found @ right / (found.norm() * right.norm())) if found.norm() > 0 else 0.0
     if along > 1 - 1e-9:
         times = float(found.norm() / right.norm())
         return f"the direction is right, and the length is {times:.4g} times what it should be"
     return ""
+
+
+def _of_length_1(vector: Tensor) -> Tensor:
+    return vector.double() / vector.double().norm()
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
