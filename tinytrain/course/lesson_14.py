@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from tinytrain.corpus import load_corpus
 from tinytrain.course.handwritten import MendedLM, SmallLM, ToyLMDataset
+from tinytrain.course.laws.tape import Tape
 from tinytrain.data import RowBatches, TokenRows
-from tinytrain.runlog import Run, read_run
+from tinytrain.runlog import read_run
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import TrainConfig, Trainer
 
@@ -34,10 +35,10 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLI
 class GRUModel(nn.Module):
     """No transformer at all: a recurrent network, which can only look back."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocabulary: int = V, width: int = WIDTH) -> None:
         super().__init__()
-        self.bytes, self.gru = nn.Embedding(V, WIDTH), nn.GRU(WIDTH, WIDTH, batch_first=True)
-        self.head = nn.Linear(WIDTH, V)
+        self.bytes, self.gru = nn.Embedding(vocabulary, width), nn.GRU(width, width, batch_first=True)
+        self.head = nn.Linear(width, vocabulary)
         nn.init.normal_(self.bytes.weight, std=0.1)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -108,7 +109,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def furthest(some: nn.Module, other: nn.Module) -> float:
     """By how much any weight of two models differs at most."""
     pairs = zip(some.parameters(), other.parameters(), strict=True)
-    return max(float((a - b).abs().max()) for a, b in pairs)
+    return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
 
 # The hand-written pieces
@@ -125,34 +126,41 @@ def first_rows_elsewhere(seed: int | None, count: int = 2) -> list[list[int]]:
     return [[int(each) for each in one.stdout.strip("[]\n").split(",")] for one in done]
 
 
-class ToyData:
-    """Batches of the toy data set, as a trainer of one's own takes them: ``data[n]``."""
+class StoppedError(Exception):
+    """Somebody has stopped the run."""
 
-    def __init__(self, *, spoil: Mapping[int, int] = {}) -> None:
-        self.rows = ToyLMDataset(64, 16, 97, torch.Generator().manual_seed(1))
-        self.spoil = spoil
+
+class ToyData:
+    """Batches of the toy data set, seeded, as a trainer of one's own takes them: ``data[n]``. It ends at ``stop``."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.rows, self.stop = ToyLMDataset(64, 16, 97, torch.Generator().manual_seed(1)), stop
 
     def __getitem__(self, n: int) -> list[dict[str, Tensor]]:
+        if n == self.stop:
+            raise StoppedError
         picked = [self.rows[(8 * n + i) % len(self.rows)] for i in range(8)]
         return [{part: torch.stack([row[part] for row in picked]) for part in ("input_ids", "labels")}]
 
 
-def toy_model(seed: int = 0) -> nn.Module:
-    """The mended SmallLM for the toy data."""
+def toy_trainer(kind: Callable[..., Any], folder: Path, *, stop: int | None = None, precision: str = "fp32", seed=0):
+    """A trainer of that kind on toy data, 40 updates. In FP16 the scale doubles every 2 updates."""
     torch.manual_seed(seed)
-    return MendedLM(97, 32, 1, 2, 16)
+    folder.mkdir(exist_ok=True)
+    settings = {"total_steps": 40, "max_lr": 5e-3, "warmup_steps": 8, "max_grad_norm": 1.0, "folder": folder}
+    trainer = kind(GRUModel(97, 32), ToyData(stop), precision=precision, **settings)
+    if precision == "fp16":
+        trainer.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+    return trainer
 
 
-@contextmanager
-def no_warnings() -> Iterator[None]:
-    """torch warns of a schedule that moves though nothing was updated; the lesson counts that instead."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def run_in(folder: Path) -> Run:
-    return read_run(folder)
+def rates_of(trainer: Any) -> list[float]:
+    """Let it train to its end or its stop; the learning rate of each update that was really made."""
+    tape = Tape()
+    with warnings.catch_warnings(), tape.watching(trainer.model), suppress(StoppedError):
+        warnings.simplefilter("ignore")  # torch warns of a schedule that moves without an update; here it is counted
+        trainer.fit()
+    return tape.rates
 
 
 def main(folder: str, name: str) -> None:
