@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-from tinytrain.course.laws.bench import MAX_LR, Bench, Run
+from tinytrain.course.laws.bench import MAX_LR, Bench, Run, quiet, said
 from tinytrain.course.laws.line import Line, holds_if, untested
 from tinytrain.course.laws.probe import (
     Batch,
@@ -125,18 +125,28 @@ def _evaluation(bench: Bench) -> Line:
     run = bench.start()
     if not hasattr(run.trainer, "evaluate"):
         return untested("it has no evaluate(batches)")
+    uneven_sets = [uneven(50), uneven(51, (2, 2, 2)), uneven(50, (1,) * 6)]
+    line = _evaluated(run, uneven_sets, "three sets of uneven batches", WRONG_MEAN)
+    if line.verdict != "holds":
+        return line
+    return _evaluated(run, [[*uneven(52), without_targets(uneven(53)[1])]], "a set with a batch without targets", EMPTY)
+
+
+WRONG_MEAN = "it averages the means of batches, or counts padding; or it does not use the model"
+
+
+def _evaluated(run: Run, sets: Sequence[list[Batch]], what: str, likely: str) -> Line:
     worst = 0.0
-    sets = [uneven(50), uneven(51, (2, 2, 2)), uneven(50, (1,) * 6), [*uneven(52), without_targets(uneven(53)[1])]]
     for batches in sets:
         try:
-            found = run.trainer.evaluate([dict(batch) for batch in batches])
-            found = float(found)
+            with quiet():
+                found = float(run.trainer.evaluate([dict(batch) for batch in batches]))
         except (Exception, SystemExit) as error:
-            return holds_if(False, f"evaluate stopped with {type(error).__name__}: {str(error)[:100]}")
-        wanted = float(true_loss(model_with(run.weights), batches).detach())
-        worst = max(worst, abs(found - wanted)) if found == found else float("inf")
-    why = "it averages the means of batches, or counts padding; or it does not use the model"
-    return holds_if(worst <= 1e-5, f"evaluate is off by {worst:.1e} nats per target on four sets of batches", why)
+            return holds_if(False, f"evaluate, on {what}, stopped with {said(error)}")
+        if found != found:
+            return holds_if(False, f"evaluate, on {what}, gives NaN", likely)
+        worst = max(worst, abs(found - float(true_loss(model_with(run.weights), batches).detach())))
+    return holds_if(worst <= 1e-5, f"evaluate, on {what}, is off by {worst:.1e} nats per target", likely)
 
 
 def however_you_cut_it(bench: Bench) -> list[Line]:
@@ -271,7 +281,7 @@ def float32(bench: Bench) -> list[Line]:
         number = f"{precision}: weights {', '.join(sorted(weights))}; moments {', '.join(sorted(moments)) or 'none'}"
         why = "the model is cast: keep weights in float32 and let autocast cast what it computes"
         lines.append(holds_if(ok, number, why))
-    return lines if len(bench.precisions) > 1 else [*lines, untested("fp16: it takes no argument precision")]
+    return lines if len(bench.precisions) > 1 else [*lines, untested(f"fp16: {bench.no_fp16}")]
 
 
 def strangers(bench: Bench) -> list[Line]:
@@ -333,7 +343,7 @@ def clipping(bench: Bench) -> list[Line]:
         )
         lines.append(holds_if(ok, number, _likely_clip(length, limit, free.tape.updates[0].gradient)))
     if len(bench.precisions) == 1:
-        lines.append(untested("fp16: it takes no argument precision"))
+        lines.append(untested(f"fp16: {bench.no_fp16}"))
     return lines
 
 
