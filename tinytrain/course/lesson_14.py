@@ -3,6 +3,7 @@
 As a program: ``python -m tinytrain.course.lesson_14 FOLDER MODEL`` trains that model, and prints each batch's number.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -115,15 +116,14 @@ def furthest(some: nn.Module, other: nn.Module) -> float:
 # The hand-written pieces
 
 
-def first_rows_elsewhere(seed: int | None, count: int = 2) -> list[list[int]]:
-    """The first 500 tokens of ``ToyLMDataset``, made in so many new programs; ``seed`` goes to its generator."""
-    generator = "None" if seed is None else f"torch.Generator().manual_seed({seed})"
+def rows_in_a_new_program() -> dict[str, list[int]]:
+    """The first 500 tokens of ``ToyLMDataset``, made in a new program: as it stands, and with a seeded generator."""
     code = (
-        "import torch; from tinytrain.course.handwritten import ToyLMDataset; "
-        f"print(ToyLMDataset(20, 25, 97, {generator}).ids[:, :25].flatten().tolist())"
+        "import json, torch; from tinytrain.course.handwritten import ToyLMDataset as Toy; "
+        "tokens = lambda *generator: Toy(20, 25, 97, *generator).ids[:, :25].flatten().tolist(); "
+        "print(json.dumps({'as it stands': tokens(), 'seeded': tokens(torch.Generator().manual_seed(1))}))"
     )
-    done = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(count)]
-    return [[int(each) for each in one.stdout.strip("[]\n").split(",")] for one in done]
+    return json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 class StoppedError(Exception):

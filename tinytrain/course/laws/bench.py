@@ -6,6 +6,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,25 @@ class Bench:
     def __init__(self, make: Make, home: Path) -> None:
         self.make, self.home, self._folders = make, home, 0
 
+    @cached_property
+    def no_fp16(self) -> str:
+        """Why FP16 cannot be asked of this trainer; nothing if it can."""
+        if not self._takes_precision:
+            return "it takes no argument precision"
+        try:
+            ended = self.run(total_steps=2, precision="fp16").ended
+        except (Exception, SystemExit) as error:
+            ended = said(error)
+        return ended and f"it refuses it ({ended})"
+
+    @property
+    def _takes_precision(self) -> bool:
+        return "precision" in inspect.signature(self.make).parameters
+
     @property
     def precisions(self) -> list[str]:
-        """ "fp32", and "fp16" if the trainer takes an argument ``precision``."""
-        return ["fp32", "fp16"] if "precision" in inspect.signature(self.make).parameters else ["fp32"]
+        """Those that can be asked of it."""
+        return ["fp32"] if self.no_fp16 else ["fp32", "fp16"]
 
     def folder(self) -> Path:
         """A new one."""
@@ -86,7 +102,7 @@ class Bench:
         model = ProbeModel(tape, dropout=dropout, width=width)
         seed_everything(seed)
         data = Rows(batch, at)
-        given = {"precision": precision} if "precision" in inspect.signature(self.make).parameters else {}
+        given = {"precision": precision} if self._takes_precision else {}
         with quiet():
             trainer = self.make(
                 model,

@@ -120,7 +120,11 @@ def _module(place: str) -> types.ModuleType:
             raise CannotUseError(f"there is no file {place}")
         module = importlib.util.module_from_spec(made)
         sys.modules[made.name] = module  # dataclasses look their module up
-        made.loader.exec_module(module)
+        sys.path.insert(0, str(path.parent))  # for what lies beside it, as when Python runs a file
+        try:
+            made.loader.exec_module(module)
+        finally:
+            sys.path.remove(str(path.parent))
         return module
     except CannotUseError:
         raise
@@ -133,10 +137,14 @@ def _module(place: str) -> types.ModuleType:
 
 def _child(spec: str, folder: Path) -> str:
     """Train in a child process until it is killed; in words, how it ended."""
+    if not hasattr(signal, "SIGKILL"):
+        return "this system has no signal 9"
     command = [sys.executable, "-m", "tinytrain.course.laws.child", spec, str(folder)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=CHILD_SECONDS, env=os.environ | {"OMP_NUM_THREADS": "1"}
-    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=CHILD_SECONDS, env=environment)
+    except subprocess.TimeoutExpired:
+        return f"the child was not through after {CHILD_SECONDS} seconds"
     if done.returncode != -signal.SIGKILL:
         last = (done.stderr.strip().splitlines() or ["nothing said"])[-1]
         return f"the child ended with code {done.returncode} before it could be killed ({last[:100]})"
