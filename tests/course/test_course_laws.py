@@ -628,7 +628,7 @@ class StepsADecoy(PlainTrainer):
 
 BUSY = {
     DoesNothing: ({"law 1"}, {"law 10"}),
-    MovesAtRandom: ({"law 1", "law 2"}, {"law 3", "decay"}),
+    MovesAtRandom: ({"law 1", "law 2"}, {"law 3", "law 7", "decay"}),
     TrainsOnItsOwn: ({"law 1", "law 2", "law 4"}, {"law 3", "law 7", "law 8", "decay"}),
     StepsADecoy: (set(), set()),
 }
