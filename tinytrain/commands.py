@@ -4,6 +4,7 @@
 ``python -m tinytrain resume runs/first``
 ``python -m tinytrain sample runs/first --prompt "To be"``
 ``python -m tinytrain tokens my_texts/ --out my_tokens``
+``python -m tinytrain plan --preset 120m --gpu-memory 24``
 ``python -m tinytrain preflight my_model.py:build``
 ``python -m tinytrain doctor runs/first``
 ``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
@@ -31,6 +32,7 @@ from tinytrain.distributed import LaunchError, launch, rank, shard, under_torchr
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.plan_command import Plan, planned
 from tinytrain.precision import LossScaleError
 from tinytrain.run_options import Train, load_options, save_options
 from tinytrain.run_text import text_of
@@ -260,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "resume": Resume,
             "sample": Sample,
             "tokens": Tokens,
+            "plan": Plan,
             "preflight": Preflight,
             "doctor": Doctor,
         },
@@ -269,6 +272,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     if isinstance(options, Tokens):
         return _status(lambda: tokens(options) is not None)
+    if isinstance(options, Plan):
+        return _status(lambda: print(planned(options)) is None)
     if isinstance(options, Sample):
         return _status(lambda: print(sample_run(options)) is None)
     if isinstance(options, Preflight):
