@@ -376,7 +376,7 @@ PANELS = {"loss": "loss, nats", "grad_norm": "gradient norm", "lr": "learning ra
 
 def sheet(runs: Mapping[str, Run], healthy: Run) -> Figure:
     """All ``runs`` (blue) over ``healthy`` (grey): a column for each, with loss, norm and learning rate."""
-    figure, axes = plt.subplots(len(PANELS), len(runs), figsize=(10, 5.2), dpi=72, layout="constrained")
+    figure, axes = plt.subplots(len(PANELS), len(runs), figsize=(10, 4.8), dpi=70, layout="constrained")
     for column, (letter, run) in zip(axes.T, runs.items(), strict=True):
         for ax, (name, unit) in zip(column, PANELS.items(), strict=True):
             _panel(ax, name, {letter: run, "healthy": healthy})
@@ -387,7 +387,7 @@ def sheet(runs: Mapping[str, Run], healthy: Run) -> Figure:
 
 def portrait(letter: str, run: Run, healthy: Run, doctor: str) -> Figure:
     """Loss, norm and lr of one run (blue) over the healthy one (grey); with ``doctor="shown"`` its name above."""
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
+    figure = Figure(figsize=(7.2, 2.2), dpi=60, layout="constrained")
     units = {
         "loss": "loss, nats per byte (dots: evaluation)",
         "grad_norm": "norm of the gradient",

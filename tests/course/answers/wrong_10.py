@@ -224,7 +224,7 @@ WRONG = {
         "median of the whole run": (of_the_whole_run, ""),
         "mean": (
             lambda n, times=5.0, window=20: spike(n, times, window, middle=mean),
-            "Wanted is the median",
+            "median",
         ),
         "NaN is no spike": (no_nan, "ask for finite first"),
         "the norm before": (step_by_step, "right before"),
