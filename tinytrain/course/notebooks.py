@@ -96,7 +96,7 @@ def clean(notebook: nbformat.NotebookNode) -> None:
 
 
 def _few_colours(png: str) -> str:
-    """The same picture with a palette of 64 colours: under a third of the bytes, and no difference that one sees in lines.
+    """The same picture with a palette of 64 colours: a third of the bytes or less, and lines look the same.
 
     Pictures are stored as PNG and not as SVG, which JupyterLab hides in a notebook that it does not trust yet.
     """
