@@ -274,12 +274,14 @@ def train(
     lr_times: float = 1.0,
     max_grad_norm: float = 1.0,
     updates: int | None = None,
+    **model_settings: Any,
 ) -> Trial:
     """Make the run of a case: stock AdamW, autocast, GradScaler and clipping, one log line per batch.
 
     The log is written by ``RunLog`` and read back by ``read_run``. Besides its usual fields it has ``max_logit``, the
     largest logit in size, and ``zero_gradients``, the share of exact zeros in the gradients of the matrices (without
-    the byte table, whose unseen bytes have none). Two calls give identical runs on one machine.
+    the byte table, whose unseen bytes have none). ``model_settings`` are put over those of the case. Two calls give
+    identical runs on one machine.
     """
     case = CASES[name]
     usual: dict[str, Any] = {
@@ -288,6 +290,7 @@ def train(
         "scaler": partial(torch.amp.GradScaler, "cpu", enabled=dtype == torch.float16),
     }
     usual |= case.mended if mended else case.sick
+    usual["model"] = partial(usual["model"], **model_settings)
     torch.manual_seed(0)
     model, scaler = usual["model"](), usual["scaler"]()
     lr = case.lr * lr_times
