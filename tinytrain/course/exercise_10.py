@@ -116,7 +116,9 @@ def _bordering(_kind: str, case: dict[str, float]) -> Log:
     losses[up], losses[down] = end + 0.7 * case["apart"], end - 0.3 * min(case["apart"], 2 * end)
     losses[up] = losses[down] + case["apart"]
     if "early" in case:
-        losses[n // 10], losses[n // 3] = first + case["early"], first
+        losses[n // 10], losses[int(0.65 * n)] = first + case["early"], first + 1
+    if end > 0.6:  # one loss is not the end
+        losses[-1], losses[-9] = end + 0.35, end - 0.35
     updates = [n * (i + 1) // 10 for i in range(10)]
     lowest = random.randint(3, 6)
     low = end + case["gap"]
@@ -173,7 +175,7 @@ def check_first_spike(answer: Callable[..., int | None], report: Report) -> None
         _ask_spike(answer, report, _ASKED[sort], *_norms(sort), by_name=sort == "finite")
     for told in _MISTAKES:
         _ask_spike(answer, report, "norms that step up and down", *_telling(told), told=told)
-    for sort in ("none", "short", "slow", "early"):
+    for sort in ("first place", "last place", "even", "none", "short", "slow", "early"):
         _ask_spike(answer, report, _ASKED[sort], *_norms(sort))
 
 
@@ -269,6 +271,9 @@ def _telling(told: str) -> tuple[list[float], float, int, int]:
 
 
 _ASKED = {
+    "first place": "a spike right behind the first window",
+    "last place": "a spike at the very end",
+    "even": "a window of an even number, half of it low",
     "finite": "a spike in norms that drift down",
     "nan": "a NaN",
     "inf": "an infinite norm",
@@ -284,6 +289,15 @@ def _norms(sort: str) -> tuple[list[float], float, int, int | None]:
     window, times = random.randint(8, 25), random.uniform(3.5, 8.0)
     n = random.randint(90, 140)
     noise = [math.exp(random.uniform(-0.2, 0.2)) for _ in range(n)]
+    if sort in ("first place", "last place"):
+        place = window if sort == "first place" else n - 1
+        calm = [value if i != place else 2.0 * times for i, value in enumerate(noise)]
+        return calm, times, window, place
+    if sort == "even":
+        window += window % 2
+        place = window + random.randint(0, 20)
+        levels = [1.0] * (place - window // 2) + [2.0] * (window // 2) + [1.75 * times] + [2.0] * window
+        return levels, times, window, place
     if sort == "none":
         scale = random.uniform(150, 400)
         return [scale * value for value in noise], times, window, None
@@ -354,7 +368,7 @@ def stop_at(evals: list[tuple[int, float]], patience: int) -> tuple[int, int]:
 
 def check_stop_at(answer: Callable[[list[tuple[int, float]], int], tuple[int, int]], report: Report) -> None:
     """Real held-out losses, and then drawn ones with a bump, ties, NaN, and a lower minimum after the stop."""
-    for sort in ("real", "bump", "tie", "nan", "later", "falling", "one"):
+    for sort in ("real", "bump", "tie", "nan", "later", "falling", "unfinished", "one"):
         evals, patience = _evaluations(sort)
         wanted, kept = _walk(evals, patience), list(evals)
         value = answer(evals, patience)
@@ -380,12 +394,17 @@ _SORTS = {
     "nan": "a NaN on the way",
     "later": "a lower loss long after",
     "falling": "a loss that falls to the end",
+    "unfinished": "evaluations that end before patience does",
     "one": "one evaluation",
 }
 
 
 def _evaluations(sort: str) -> tuple[list[tuple[int, float]], int]:
-    patience, every, start = random.randint(2, 4), random.choice([10, 20, 25, 50]), random.uniform(3.0, 5.0)
+    patience, every, start = (
+        random.randint(1, 4) if sort == "tie" else random.randint(2, 4),
+        random.choice([10, 20, 25, 50]),
+        random.uniform(3.0, 5.0),
+    )
     if sort == "real":
         _, evals = random.choice(_pool("overfitting"))
         return list(evals.items()), patience
@@ -399,6 +418,8 @@ def _evaluations(sort: str) -> tuple[list[tuple[int, float]], int]:
         low = losses[-1]
         losses += [low + 0.05 * i for i in range(1, patience)] + [low - 0.1]
         losses += [low - 0.1 + 0.02 * i for i in range(1, patience + 3)]
+    elif sort == "unfinished":
+        losses += [losses[-1] + 0.1 + 0.01 * i for i in range(patience - 1)]
     elif sort == "tie":
         losses += [losses[-1]] * (patience + 2)
     elif sort == "nan":

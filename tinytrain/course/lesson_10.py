@@ -335,8 +335,8 @@ LOOKS = {
     "labels shuffled": "The loss falls fast to what the frequencies of the bytes give, near 3.3 nats, and stays there.",
     "bad batch": "Calm, then one or two updates at which norm and loss jump together, then calm again.",
     "lr too small": "The loss hardly moves, and the lr panel says why: its axis ends at millionths.",
-    "clipped to nothing": "The loss hardly moves although lr and norm are as in the healthy run: the step is lost "
-    "between them.",
+    "clipped to nothing": "The loss hardly moves although the lr is that of the healthy run, and the norm stays where "
+    "it began: the step is lost between them.",
     "tiny corpus": "Training falls and falls, and from some update on the evaluation (dots) rises.",
     "evaluated on other text": "The dots are far away from the first one on, and rise, while training is healthy.",
     "labels not shifted": "Training and evaluation both fall to almost 0: no text can be predicted that well.",
@@ -431,7 +431,7 @@ R4 = tuple(
     for cause, name in (
         ("1 lr too large", "lr far too large"),
         ("1 lr too small", "lr too small"),
-        ("2 exploding gradients", "bad batch"),
+        ("2 exploding gradients: a bad batch", "bad batch"),
         ("3 labels not aligned: in another order", "labels shuffled"),
         ("3 labels not aligned: not shifted", "labels not shifted"),
         ("3 padding not masked", "padding as target"),
@@ -458,8 +458,8 @@ def shows(symptom: str, run: Run, healthy: Run) -> bool:
         return len(losses) > 1 and median(losses[-20:]) > (1 - MOVES) * losses[0]
     if symptom.startswith("will not go down"):
         n = min(len(losses), len(others))
-        bounces = any(losses[i] > median(losses[i - 20 : i]) + BOUNCE for i in range(20, len(losses)))
-        return median(losses[n - 20 : n]) > (1 + WORSE) * median(others[n - 20 : n]) or bounces
+        more = _bounces(losses) > _bounces(others)
+        return median(losses[n - 20 : n]) > (1 + WORSE) * median(others[n - 20 : n]) or more
     names = diagnose(run).names()
     shown = {
         "out of memory": "memory grows",
@@ -469,17 +469,24 @@ def shows(symptom: str, run: Run, healthy: Run) -> bool:
     return shown[symptom] in names if symptom in shown else any(name.startswith("slow") for name in names)
 
 
+def _bounces(losses: Sequence[float]) -> int:
+    return sum(losses[i] > median(losses[i - 20 : i]) + BOUNCE for i in range(20, len(losses)))
+
+
 def symptom_table(
-    rows: Sequence[tuple[str, str, str]], runs: Mapping[str, Run], healthy: Run, deep: Run | None = None
+    rows: Sequence[tuple[str, str, str]],
+    runs: Mapping[str, Run],
+    healthy: Run,
+    controls: Mapping[str, Run] | None = None,
 ) -> list[dict[str, Any]]:
     """For each row: whether the log shows the symptom, what the doctor named first, and whether that is right.
 
-    Runs are compared with ``healthy``; the deep one with ``deep``, which is as deep.
+    Runs are compared with ``healthy``, or with their own in ``controls``: one as deep, one with the same documents.
     """
     found = []
     for symptom, cause, name in rows:
         first = next(iter(diagnose(runs[name]).names()), "")
-        control = deep if deep is not None and name == "no residual scaling" else healthy
+        control = (controls or {}).get(name, healthy)
         found.append(
             {
                 "symptom": symptom,
