@@ -3,7 +3,7 @@
 The ways train the same model on the same batches and take turns in blocks of steps; the table shows the median block,
 per step, and the difference to the bare loop. Turns and medians, because other programs share the machine. A way with a
 set-up of its own is timed from its second step to its last. Hugging Face's Trainer and Lightning take part where they
-are installed (`pip install accelerate transformers lightning`); each logs every step, as ours does.
+are installed (`pip install -e .[bench]`); each logs every step, as ours does.
 
     python benchmarks/overhead.py            the overhead configuration: 1 layer, d 32, 4 rows of 16 positions
     python benchmarks/overhead.py --tokens   the 0.8 M configuration: 4 layers, d 128, 12 rows of 64 positions

@@ -161,7 +161,7 @@ def first_spike(norms: list[float], times: float = 5.0, window: int = 20) -> int
     """
     for place in range(window, len(norms)):
         before = median(norms[place - window : place])
-        if not math.isfinite(norms[place]) or norms[place] > times * before:
+        if not norms[place] <= times * before:  # NaN and infinity are not
             return place
     return None
 
