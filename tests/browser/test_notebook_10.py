@@ -8,7 +8,7 @@ import pytest
 from labpage import outputs
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tinytrain.course.lesson_10 import GALLERY
+from tinytrain.course.gallery_10 import GALLERY
 
 pytestmark = pytest.mark.browser
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from tinytrain.course.explore import explore
-from tinytrain.course.lesson_10 import ask, make_all, portrait, sheet
+from tinytrain.course.gallery_10 import ask, portrait, sheet
+from tinytrain.course.lesson_10 import make_all
 
 runs = make_all(["small", "labels not shifted", "lr too small"], Path(mkdtemp()))
 picture = sheet({"F": runs["labels not shifted"], "G": runs["lr too small"]}, runs["small"])""",
