@@ -34,7 +34,7 @@ def main():
     first = statistics.median(times[STATEMENTS[0]])
     for statement, values in times.items():
         median = statistics.median(values)
-        print(f"| `{statement}` | {median:.2f} | {f'+{median - first:.2f}' if statement != STATEMENTS[0] else ''} |")
+        print(f"| `{statement}` | {median:.2f} | {f'{median - first:+.2f}' if statement != STATEMENTS[0] else ''} |")
 
 
 if __name__ == "__main__":

@@ -168,6 +168,9 @@ def test_a_run_is_compared_with_its_own_control():
     row = [("will not go down, or bounces back", "5 residual outputs not scaled", "no residual scaling")]
     assert symptom_table(row, runs, healthy)[0]["shows it"] is True
     assert symptom_table(row, runs, healthy, runs)[0]["shows it"] is False
+    losses = [record["loss"] for record in healthy]
+    losses[60] += 1.0  # a bounce that the control has too
+    assert shows(R4[0][0], run_of(losses), healthy) and not shows(R4[0][0], run_of(losses), run_of(losses))
 
 
 def test_cutting_off_the_future_changes_a_leaking_model_alone():
