@@ -48,6 +48,39 @@ def test_tensors_lists_generators_and_hidden_modules_are_put_back(fails):
     assert "made" not in dict(model.named_buffers()) and "made" not in model._non_persistent_buffers_set
 
 
+@pytest.mark.parametrize(
+    ("before", "left"), [(0.0, float("nan")), (0.0, -0.0), (torch.finfo(torch.float32).max, float("inf"))]
+)
+def test_a_number_that_is_left_behind_is_told_from_the_one_before(before, left):
+    class Leaves(Plain):
+        def forward(self, input_ids, attention_mask=None):
+            self.kept.fill_(left)
+            return super().forward(input_ids, attention_mask)
+
+    model = Leaves()
+    model.kept = torch.full((2,), before)
+    with as_before(model, "eval"):
+        model(rows()["input_ids"])
+    assert torch.equal(model.kept.view(torch.int32), torch.full((2,), before).view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_tensor_that_cannot_be_compared_costs_no_line(kind):
+    make = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        "meta": lambda: torch.ones(2, device="meta"),
+    }[kind]
+    torch.manual_seed(0)
+    model, odd, buffer = Plain(), make(), make()
+    model.odd = odd
+    model.register_buffer("buffer", buffer)
+    report = preflight(model, rows())
+    assert report.failed == () and sum(line.passed is True for line in report.lines) >= 15, str(report)
+    assert model.odd is odd and model.buffer is buffer
+
+
 def test_the_next_call_starts_where_the_first_one_did():
     torch.manual_seed(0)
     model, ids = variant(finish=own_generator, answer=dropped)(), rows()["input_ids"]
