@@ -2,7 +2,9 @@
 
 import pytest
 import torch
-from preflight_models import SLOPE, Plain, Rounded, V, detached_residual, mixture, rows, variant
+from preflight_broken import detached_residual
+from preflight_honest import Rounded, mixture
+from preflight_models import SLOPE, Plain, V, rows, variant
 from torch import nn
 
 from tinytrain.watch.preflight import preflight

@@ -4,7 +4,8 @@ from collections import deque
 
 import pytest
 import torch
-from preflight_models import CALLS, Plain, Scaled, dropped, own_generator, rows, variant
+from preflight_honest import Scaled, dropped, own_generator
+from preflight_models import CALLS, Plain, rows, variant
 
 from tinytrain.watch.preflight import preflight
 from tinytrain.watch.preflight.state import as_before
