@@ -65,6 +65,20 @@ def test_a_number_that_is_left_behind_is_told_from_the_one_before(before, left):
     assert torch.equal(model.kept.view(torch.int32), torch.full((2,), before).view(torch.int32))
 
 
+def test_an_answer_that_becomes_nan_is_no_answer_of_zero():
+    class Third(Plain):
+        calls = 0
+
+        def answer(self, x):
+            self.calls += 1
+            scores = self.head(x)
+            scores[0, 0, 0] = float("nan") if self.calls == 3 else 0.0
+            return scores
+
+    torch.manual_seed(0)
+    assert preflight(Third(), rows())[CALLS].passed is False
+
+
 @pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_a_tensor_that_cannot_be_compared_costs_no_line(kind):
