@@ -102,6 +102,16 @@ def test_as_a_callback_it_takes_what_it_shows_and_leaves_the_rest(screen):
     assert screen.shown == ["step 7 | loss 2.500"]
 
 
+def test_a_record_that_is_refused_leaves_no_mark(screen):
+    with LivePlot("loss") as live:
+        with pytest.raises(ValueError, match="step=nan"):
+            live({"step": math.nan, "skipped": True})
+        live({"step": 1, "loss": 2.0})
+    with pytest.raises(RuntimeError, match="not open"):
+        live({"step": 2, "skipped": True})
+    assert "skipped" not in screen.closed[0][1] + live.summary()
+
+
 def test_nan_in_a_line_of_the_run_log_is_shown_though_json_has_null_for_it(screen):
     with LivePlot("loss") as live:
         live({"step": 3, "loss": None, "nonfinite": {"loss": "nan", "grad_norm": "inf"}})
