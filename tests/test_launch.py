@@ -64,6 +64,22 @@ def returns(rank, value):
     return value
 
 
+class LostFile:
+    """Opens, where it is put together again, a file that is not there."""
+
+    def __reduce__(self):
+        return open, ("no/such/file",)
+
+
+def a_lost_file(rank):
+    return LostFile()
+
+
+def test_a_result_that_cannot_be_put_together_for_want_of_a_file_is_told_as_such():
+    with pytest.raises(LaunchError, match="returned what cannot be read here: FileNotFoundError"):
+        launch(a_lost_file, 1)
+
+
 def test_a_launch_error_can_be_pickled():
     error = LaunchError(1, 2, "failed: ValueError: x", "trace")
     again = pickle.loads(pickle.dumps(error))
