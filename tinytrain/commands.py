@@ -302,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(command: Callable[[], object], *, unable: int = 1) -> int:
-    """The exit status of a command: 0, 1 if it returns False (what it looked at is sick), ``unable`` if it could not."""
+    """A command's exit status: 0, 1 if it returns False (what it looked at is sick), ``unable`` if it could not."""
     try:
         return 1 if command() is False else 0
     except (ValueError, OSError) as error:
