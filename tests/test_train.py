@@ -9,9 +9,10 @@ import torch
 
 import tinytrain.train
 from tinytrain.model import GPT, PRESETS
+from tinytrain.record import clip_factor, count_padding
 from tinytrain.runlog import FIELDS, read_run
 from tinytrain.step import train_step
-from tinytrain.train import TrainConfig, Trainer, TrainingFailedError, clip_factor, count_padding
+from tinytrain.train import TrainConfig, Trainer, TrainingFailedError
 from tinytrain.watch.live import LivePlot
 
 CONFIG = TrainConfig(total_steps=6, max_lr=1e-3, warmup_steps=2)
