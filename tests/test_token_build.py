@@ -292,7 +292,7 @@ def test_building_and_training_take_little_more_memory_for_a_large_text(tmp_path
     names = [str(tmp_path / name) for name in ("small.txt", "large.txt")]
     done = subprocess.run([sys.executable, "-c", GROWTH, kind, *names, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 80, "MB; the ids alone are 86. Measured for bytes: 12, of which 11 are the order of rows"
+    assert float(done.stdout) < 80, "MB; the ids alone are 86. Measured for bytes: 12, 11 of them the order of rows"
     for path in (tmp_path / "large.txt", *tmp_path.glob("*/*.bin")):
         os.remove(path)  # 200 MB, and pytest keeps the folders of three runs
 
