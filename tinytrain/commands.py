@@ -271,11 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments,
     )
     if isinstance(options, Tokens):
-        return _status(lambda: tokens(options) is not None)
+        return _status(lambda: tokens(options))
     if isinstance(options, Plan):
-        return _status(lambda: print(planned(options)) is None)
+        return _status(lambda: print(planned(options)))
     if isinstance(options, Sample):
-        return _status(lambda: print(sample_run(options)) is None)
+        return _status(lambda: print(sample_run(options)))
     if isinstance(options, Preflight):
         return _status(lambda: preflight(options))
     if isinstance(options, Doctor):
@@ -301,10 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if report.stopped_by == "interrupt" else 0
 
 
-def _status(healthy: Callable[[], bool], *, unable: int = 1) -> int:
-    """The exit status of a command that looks at something: 0 if it is healthy, ``unable`` if it could not look."""
+def _status(command: Callable[[], object], *, unable: int = 1) -> int:
+    """A command's exit status: 0, 1 if it returns False (what it looked at is sick), ``unable`` if it could not."""
     try:
-        return 0 if healthy() else 1
+        return 1 if command() is False else 0
     except (ValueError, OSError) as error:
         print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
     except KeyboardInterrupt:
