@@ -295,7 +295,7 @@ SICK: dict[str, Sick] = {
     "dropout in evaluation": Sick("the flag of dropout the wrong way round", "evaluation apart", _wrong_dropout),
     "much padding": Sick("rows of mixed lengths, padded as they come", "slow: padding", _padding),
     "slow data": Sick("each batch takes as long as its update", "slow: waiting for data", _slow_data),
-    "slower and slower": Sick("a hook more in each update", "throughput falls", _hooks),
+    "slower and slower": Sick("three hooks more in each update", "throughput falls", _hooks),
     "graphs kept": Sick("a list keeps the logits of all updates", "memory grows", _kept_graphs),
     "slow network": Sick(
         "two processes whose messages take twice as long as their work",

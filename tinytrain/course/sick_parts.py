@@ -198,11 +198,12 @@ class Keeping(GPT):
 
 
 class Hooked(GPT):
-    """Hooks itself anew in every forward pass, and the hooks stay."""
+    """Hooks all its norms anew in every forward pass, and the hooks stay."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.training:
-            self.norm.register_forward_hook(lambda module, inputs, output: output.std().item() and None)
+            for norm in (module for module in self.modules() if isinstance(module, nn.LayerNorm)):
+                norm.register_forward_hook(lambda module, inputs, output: output.std().item() and None)
         return super().forward(input_ids)
 
 
