@@ -13,6 +13,7 @@ import torch
 
 import tinytrain.commands
 import tinytrain.precision
+import tinytrain.run_model
 from tinytrain.commands import ProgressBar, Train, load_options, main, save_options
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
@@ -286,7 +287,12 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
 
 def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):
     built = []
-    monkeypatch.setattr(tinytrain.commands, "GPT", lambda config: built.append(GPT(config).state_dict()) or GPT(config))
+
+    def build(config):
+        built.append(GPT(config).state_dict())
+        return GPT(config)
+
+    monkeypatch.setattr(tinytrain.run_model, "GPT", build)
     main([*QUICK, *text, "--seed", "7", "--out", str(tmp_path / "run")])
     torch.manual_seed(7)
     assert torch.equal(built[0]["tokens.weight"], GPT(PRESETS["nano"]).tokens.weight)

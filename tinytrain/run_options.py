@@ -14,8 +14,8 @@ OPTIONS = "run.json"
 """file in a run's folder that holds the options it was started with"""
 FINGERPRINT = "tokenizer_fingerprint"
 """what the tokenizer is known by, beside the options"""
-ADDED = {"tokenizer", "vocab_size", "tokens"}
-"""options that the first runs had not: without them, they were on bytes of a corpus"""
+ADDED = {"tokenizer", "vocab_size", "tokens", "pad_vocab_to", "compile", "loss_chunk", "recompute", "prefetch"}
+"""options that earlier runs had not: their defaults are what those runs did"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,16 @@ class Train:
     """held-out rows in an evaluation, spread evenly over the held-out text"""
     precision: str = "fp32"
     """width of the forward pass: fp32, bf16 or fp16"""
+    compile: bool = False
+    """fuse the model's operations into fewer and larger ones (torch.compile): faster on a GPU; needs a compiler"""
+    pad_vocab_to: int = 1
+    """round the model's vocabulary up to a multiple of it: 64 makes a GPU faster; ids so added are never written"""
+    loss_chunk: int | None = None
+    """tokens whose logits are held at one time, such as 4096, to save memory; all of a micro-batch if not given"""
+    recompute: bool = False
+    """keep less of the forward pass and compute it again (activation checkpointing): less memory, a third slower"""
+    prefetch: bool | None = None
+    """make the next batch while this one is trained on; if not given, only where there is a CUDA device"""
     checkpoint_every: int = 200
     """updates between two checkpoints that the run can be resumed from; one more is written at its end"""
     shard: bool = False
