@@ -1,14 +1,4 @@
-"""The command line: what each command takes, and what it does.
-
-``python -m tinytrain train --preset nano --steps 200 --out runs/first``
-``python -m tinytrain resume runs/first``
-``python -m tinytrain sample runs/first --prompt "To be"``
-``python -m tinytrain tokens my_texts/ --out my_tokens``
-``python -m tinytrain plan --preset 120m --gpu-memory 24``
-``python -m tinytrain preflight my_model.py:build``
-``python -m tinytrain doctor runs/first``
-``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
-"""
+"""The command line: what each command takes, and what it does. ``DESCRIPTION`` has an example of each."""
 
 import io
 import os
@@ -18,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import tyro
@@ -34,6 +24,7 @@ from tinytrain.distributed import LaunchError, launch, rank, under_torchrun, wor
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.option_types import MaybeBool, MaybeInt, shown_as
 from tinytrain.plan_command import Plan, planned
 from tinytrain.precision import LossScaleError
 from tinytrain.run_model import build_model
@@ -49,6 +40,24 @@ from tinytrain.watch import preflight as watch
 from tinytrain.watch.doctor import diagnose
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
 
+DESCRIPTION = """\
+Train small language models, look at their runs, and plan larger ones.
+
+An evening, for example:
+  python -m tinytrain preflight my_model.py:build
+  python -m tinytrain train --preset nano --steps 200 --out runs/first
+  python -m tinytrain resume runs/first
+  python -m tinytrain doctor runs/first
+  python -m tinytrain sample runs/first --prompt "To be"
+
+And larger:
+  python -m tinytrain tokens my_texts/ --out my_tokens
+  python -m tinytrain plan --preset 120m --gpu-memory 24
+  torchrun --standalone --nproc-per-node 2 -m tinytrain train --tokens my_tokens --out runs/second
+
+Each command has its own --help. Exit status: 0 done; 1 it could not be done, or what was looked at is not in order;
+2 the options were not understood (doctor: no log could be read); 130 interrupted, and a run can then be resumed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
@@ -56,11 +65,11 @@ class Resume:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run, what --out was"""
-    override: tuple[str, ...] = ()
+    override: Annotated[tuple[str, ...], shown_as("NAME ...")] = ()
     """settings that may differ from those of the run, such as data.text after a change of the corpus"""
     processes: int = 1
     """processes on this machine; their number need not be that of before"""
-    compile: bool | None = None
+    compile: MaybeBool = None
     """True or False: compile the model, or do not; as the run was begun, if not given"""
 
 
@@ -68,7 +77,7 @@ class Resume:
 class Preflight:
     """Test a fresh model, yours or a preset, before its first update; exit status 1 if a line fails."""
 
-    target: tyro.conf.Positional[str | None] = None
+    target: Annotated[tyro.conf.Positional[str | None], shown_as("[MODEL]")] = None
     """module:factory or path/to/file.py:factory; it returns a model, (model, batch) or (model, batch, optimizer)"""
     preset: str = "nano"
     """the model if there is no target: nano, tiny, 27m, 120m, 350m or 7b"""
@@ -84,7 +93,7 @@ class Doctor:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run"""
-    vocab_size: int | None = None
+    vocab_size: MaybeInt = None
     """tokens in the model's vocabulary, with those it was padded by: the first loss is then compared with its ln"""
 
 
@@ -280,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "doctor": Doctor,
         },
         prog="python -m tinytrain",
-        description="Train small language models from the command line.",
+        description=DESCRIPTION,
         args=arguments,
     )
     if isinstance(options, Tokens):

@@ -10,6 +10,7 @@ from tinytrain.checkpoint import Checkpointer
 from tinytrain.device import best_device
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.option_types import MaybeText
 from tinytrain.run_model import model_config
 from tinytrain.run_options import load_options, load_run_tokenizer
 from tinytrain.train import CHECKPOINTS
@@ -22,7 +23,7 @@ class Sample:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run"""
-    prompt: str | None = None
+    prompt: MaybeText = None
     """what the text begins with; the run's own prompt if not given"""
     new_tokens: int = 200
     """tokens that are added to the prompt"""
