@@ -17,6 +17,7 @@ from tinytrain.runlog import RunLog, read_run
 from tinytrain.train import TrainConfig, Trainer
 from tinytrain.watch import live as live_module
 from tinytrain.watch.live import LivePlot
+from tinytrain.watch.screens import _gentle_pause
 from tinytrain.watch.svg import EARLIER
 
 
@@ -374,3 +375,13 @@ def test_importing_it_loads_nothing_of_a_notebook_or_of_matplotlib():
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert "torch" in loaded, "the list is real"
     assert not loaded & {"IPython", "ipywidgets", "ipykernel", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "seconds"),
+    [(0.0, 0.1), (0.0002, 0.1), (0.002, 0.5), (0.01, 1.0)],
+    ids=["free", "cheap", "dear", "very dear: once a second all the same"],
+)
+def test_the_dearer_the_picture_the_rarer_it_is_drawn(cost, seconds):
+    assert _gentle_pause(0.1, cost) == pytest.approx(seconds)
+    assert _gentle_pause(3.0, cost) == 3.0
