@@ -38,7 +38,14 @@ MARKS = [
         lambda ratio: ratio >= 0.92,
         worst=min,
     ),
-    Mark("live plot", "1 % of the time or less", "live plot", r"\| ([+-][\d.]+)% \|", lambda share: share <= 1, " %"),
+    Mark(
+        "live plot",
+        "1 % of the time or less",
+        "live plot",
+        r"\| ([+-][\d.]+)% \| [\d.]+% \|",
+        lambda share: share <= 1,
+        " %",
+    ),
     Mark(
         "real tokens/s on mixed lengths, bucketed over random padding",
         "1.4 times",
