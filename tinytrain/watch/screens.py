@@ -61,8 +61,8 @@ def _still(picture: Picture) -> dict[str, str]:
 def _gentle_pause(every: float, cost: float) -> float:
     """At most 1 % of the time goes into drawing, and the picture moves once a second at least.
 
-    ``cost`` is that of this thread alone. The kernel's other threads, which send the picture, take half as much again or twice as much
-    (`benchmarks/live_plot.py`), hence 300 and not 100.
+    ``cost`` is that of this thread alone. The kernel's other threads, which send the picture, cost up to twice as much
+    on top (`benchmarks/live_plot.py`), hence 300 and not 100.
     """
     return max(every, min(300 * cost, 1.0))
 
