@@ -4,6 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
+import torch
+from torch import nn
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
@@ -124,3 +127,46 @@ def test_every_relative_link_and_picture_exists():
     missing = sorted({path for path in local if not (ROOT / path).exists()})
     assert local, "the README links to nothing in the repository"
     assert not missing, f"the README links to what is not there: {missing}"
+
+
+def between(name: str) -> str:
+    return README.split(f"<!-- {name}:start -->")[1].split(f"<!-- {name}:end -->")[0]
+
+
+def test_each_verdict_that_the_readme_tells_is_one_of_the_page_of_claims():
+    claims = [line.split(" | ") for line in (ROOT / "docs/claims.md").read_text("utf-8").splitlines()]
+    rows = [line.strip("| ").split(" | ") for line in between("verdicts").strip().splitlines()[2:]]
+    assert len(rows) == 5
+    for name, _, told in rows:
+        cards = [line for line in claims if line[0] == f"| {name}" and "does not hold" in line[4]]
+        first = re.search(r"\d+\.?\d*", told)[0]
+        digits = len(first.partition(".")[2])
+        numbers = [float(n) for card in cards for n in re.findall(r"-?\d+\.?\d*(?:e-\d+)?", card[2])]
+        assert float(first) in [round(n, digits) for n in numbers], (name, first, numbers)
+
+
+def test_the_lines_for_a_model_of_ones_own_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    """Only its length is cut: three updates of rows of 16."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_texts").mkdir()
+    (tmp_path / "my_texts" / "one.txt").write_text("Shall I compare thee to a summer's day?\n" * 300, "utf-8")
+    code = between("own model").replace("```python", "").replace("```", "").replace("128", "16")
+    code = code.replace("total_steps=1000", "total_steps=3").replace("warmup_steps=100", "warmup_steps=1")
+    torch.manual_seed(0)
+
+    class MyModel(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.mix, self.head = (
+                nn.Embedding(256, 16),
+                nn.GRU(16, 16, batch_first=True),
+                nn.Linear(16, 256),
+            )
+
+        def forward(self, input_ids, **_rest):
+            return self.head(self.mix(self.table(input_ids))[0])
+
+    exec(compile(code, "README.md", "exec"), {"MyModel": MyModel})
+    printed = capsys.readouterr().out
+    assert "no future leak" in printed and "loss" in printed
+    assert (tmp_path / "runs/own/log.jsonl").is_file()

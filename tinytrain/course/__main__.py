@@ -1,7 +1,7 @@
 """``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map.
 
-``python -m tinytrain.course claims`` builds ``docs/claims.md`` from the outputs that are stored, and makes the
-README's map and the made cells of all notebooks anew. It runs none of them.
+``python -m tinytrain.course claims`` builds ``docs/claims.md`` and the README's pictures from the outputs that are
+stored, and makes the README's map and the made cells of all notebooks anew. It runs none of them.
 
 ``python -m tinytrain.course laws my_module:factory`` (or a file) runs the laws of training on a trainer of one's own.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tinytrain.course.claims_page import claims_page
 from tinytrain.course.notebooks import refresh_all, run_all
+from tinytrain.course.pictures import write_pictures
 from tinytrain.course.series import update_readme
 
 
@@ -37,6 +38,7 @@ def main() -> None:
         run_all(folder, arguments.names)
     refresh_all(folder)
     Path("docs/claims.md").write_text(claims_page(folder), encoding="utf-8")
+    write_pictures(folder, Path("docs"))
 
 
 if __name__ == "__main__":
