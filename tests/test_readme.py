@@ -141,7 +141,7 @@ def test_each_verdict_that_the_readme_tells_is_one_of_the_page_of_claims():
         cards = [line for line in claims if line[0] == f"| {name}" and "does not hold" in line[4]]
         first = re.search(r"\d+\.?\d*", told)[0]
         digits = len(first.partition(".")[2])
-        numbers = [float(n) for card in cards for n in re.findall(r"-?\d+\.?\d*(?:e-\d+)?", card[2])]
+        numbers = [float(n) for card in cards for n in re.findall(r"(?:^|: )(-?\d+\.?\d*(?:e-\d+)?)", card[2])]
         assert float(first) in [round(n, digits) for n in numbers], (name, first, numbers)
 
 
