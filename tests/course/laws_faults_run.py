@@ -1,7 +1,7 @@
 """Trainers with one fault each, in a whole run: resumed, hit by a bad batch, looked at, handed what cannot work."""
 
 import torch
-from laws_faults_update import finish
+from laws_faults_loss import finish
 
 from tinytrain.course.laws.plain_trainer import PlainTrainer
 

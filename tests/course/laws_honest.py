@@ -1,7 +1,7 @@
 """Trainers in which there is nothing to find, each written in another way."""
 
 import torch
-from laws_faults_update import finish
+from laws_faults_loss import finish
 
 from tinytrain.config import TrainConfig
 from tinytrain.course.laws.plain_trainer import PlainTrainer
@@ -80,14 +80,11 @@ class TwoOptimizers(PlainTrainer):
         self.other = torch.optim.SGD([rest], lr=self.max_lr, momentum=0.9)
         self.optimizer.register_step_post_hook(lambda *_: self.step_the_other())
 
-    def update(self, micro_batches):
-        self.other.zero_grad()
-        super().update(micro_batches)
-
     def step_the_other(self):
         for group in self.other.param_groups:
             group["lr"] = self.rate()
         self.other.step()
+        self.other.zero_grad()
 
     def state(self):
         return super().state() | {"other": self.other.state_dict()}

@@ -2,18 +2,19 @@
 
 import math
 
+import laws_faults_loss
 import laws_faults_run
 import laws_faults_update
 import pytest
 import torch
-from laws_faults_update import finish
+from laws_faults_loss import finish
 from laws_honest import Adapted, Bare, WrittenOtherwise
 
 from tinytrain.course.laws import CannotUseError, run_laws
 from tinytrain.course.laws.plain_trainer import PlainTrainer
 
 PLAIN = "tinytrain.course.laws.plain_trainer"
-FAULTS = laws_faults_update.FAULTS | laws_faults_run.FAULTS
+FAULTS = laws_faults_loss.FAULTS | laws_faults_update.FAULTS | laws_faults_run.FAULTS
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
@@ -45,7 +46,13 @@ def test_the_packages_own_trainer_keeps_them_all():
 def test_another_right_way_keeps_them_and_what_it_lacks_is_said():
     verdicts = run_laws(WrittenOtherwise)
     assert verdicts.broken == [], f"\n{verdicts}"
-    assert "it takes no argument precision" in str(verdicts["law 7"])
+    assert "it takes no argument named precision" in str(verdicts["law 7"])
+
+
+@pytest.mark.parametrize("honest", HONEST, ids=lambda honest: honest.__name__)
+def test_no_honest_way_is_refused(honest):
+    verdicts = run_laws(honest)
+    assert verdicts.broken == verdicts.untested == [], f"\n{verdicts}"
 
 
 def test_what_a_trainer_lacks_could_not_be_tested_and_is_not_held_to_hold():
@@ -53,6 +60,8 @@ def test_what_a_trainer_lacks_could_not_be_tested_and_is_not_held_to_hold():
     assert verdicts.broken == [], f"\n{verdicts}"
     assert set(verdicts.untested) == {"law 5", "law 8"}
     said = str(verdicts)
+    assert "law 9: it has no evaluate(batches)" in verdicts.untested_lines
+    assert f"of those that hold, {len(verdicts.untested_lines)} lines could not be tested" in said
     assert all(words in said for words in ("no resume()", "no evaluate(batches)", 'no trainer.log with "loss"'))
 
 
@@ -134,3 +143,28 @@ class NeverEnds(PlainTrainer):
 def test_a_trainer_that_never_ends_is_ended():
     with pytest.raises(CannotUseError, match=r"fit\(\) ended with endless"):
         run_laws(NeverEnds)
+
+
+class WantsTenUpdates(PlainTrainer):
+    def __init__(self, *args, total_steps, **settings):
+        assert total_steps >= 10
+        super().__init__(*args, total_steps=total_steps, **settings)
+
+
+def test_what_refuses_the_first_settings_is_told_which_and_where():
+    with pytest.raises(CannotUseError) as refused:
+        run_laws(WantsTenUpdates)
+    assert "with total_steps=2, max_lr=0.01, warmup_steps=1, max_grad_norm=100.0" in str(refused.value)
+    assert "AssertionError: assert total_steps >= 10 (test_course_laws.py, line " in str(refused.value)
+
+
+class WantsShortRuns(PlainTrainer):
+    def __init__(self, *args, total_steps, **settings):
+        assert total_steps < 20, "too long"
+        super().__init__(*args, total_steps=total_steps, **settings)
+
+
+def test_what_refuses_other_settings_could_not_be_tested_there_and_is_not_broken():
+    verdicts = run_laws(WantsShortRuns, only=["law 3", "law 4", "decay"])
+    assert verdicts.untested == ["law 3", "law 4"] and verdicts.held == ["decay"], f"\n{verdicts}"
+    assert "could not be made with total_steps=24" in " ".join(str(verdicts["law 3"]).split())

@@ -71,7 +71,7 @@ class Bench:
     def no_fp16(self) -> str:
         """Why FP16 cannot be asked of this trainer; nothing if it can."""
         if not self._takes_precision:
-            return "it takes no argument precision"
+            return "it takes no argument named precision"
         try:
             run = self.run(total_steps=3, precision="fp16")
         except CannotMakeError as error:

@@ -53,7 +53,8 @@ def _unharmed(what: str, clean: Run, run: Run, precision: str) -> Line:
             False, f"{what}: {off} of {UPDATES} rates are others", "the schedule moves on in a skipped update"
         )
     if precision == "fp16":  # the scale is another one, so numbers are rounded elsewhere
-        return holds_if(gap <= 1e-2, number, "something moves in a skipped update")
+        why = "something moves in a skipped update, or the gradient still holds the loss scale when it is clipped"
+        return holds_if(gap <= 1e-2, number, why)
     return holds_if(gap == 0, number, "something moves in a skipped update: a moment, or a weight")
 
 
