@@ -1,4 +1,4 @@
-"""Trainers with one fault each, in the loss: what is summed, what it is divided by, and what of a batch reaches the model."""
+"""Trainers with one fault each, in the loss: what is summed, what divides it, what of a batch reaches the model."""
 
 import math
 

@@ -8,7 +8,7 @@ import laws_faults_update
 import pytest
 import torch
 from laws_faults_loss import finish
-from laws_honest import Adapted, Bare, WrittenOtherwise
+from laws_honest import HONEST, Adapted, Bare, WrittenOtherwise
 
 from tinytrain.course.laws import CannotUseError, run_laws
 from tinytrain.course.laws.plain_trainer import PlainTrainer

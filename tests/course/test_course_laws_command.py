@@ -1,5 +1,6 @@
 """Where a trainer for the laws is found, what is no trainer, and the command and its tools."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 from laws_honest import PlainTrainer
 
 from tinytrain.course.laws import CannotUseError, load, run_laws
+from tinytrain.course.laws.court import main
 from tinytrain.course.laws.probe import MISTAKES
 
 PLAIN = "tinytrain.course.laws.plain_trainer"

@@ -87,6 +87,13 @@ def trainer_for(name: str, folder: Path, **changed: Any) -> Trainer:
     return Trainer(make(name), data, config, callbacks, validation=list(rows("valid").batches(16, limit=32)))
 
 
+def nats_of_byte_frequencies() -> float:
+    """What held-out text costs whoever knows how frequent each byte is in the text trained on, and nothing else."""
+    train, valid = (torch.tensor(list(part.text[:400_000].encode())) for part in load_corpus().split(0.1))
+    shares = (torch.bincount(train, minlength=V).double() + 1) / (len(train) + V)
+    return float(-shares[valid].log().mean())
+
+
 # The plug
 
 
@@ -143,14 +150,16 @@ class ToyData:
         return [{part: torch.stack([row[part] for row in picked]) for part in ("input_ids", "labels")}]
 
 
-def toy_trainer(kind: Callable[..., Any], folder: Path, *, stop: int | None = None, precision: str = "fp32", seed=0):
-    """A trainer of that kind on toy data, 40 updates. In FP16 the scale doubles every 2 updates."""
+def toy_trainer(
+    kind: Callable[..., Any], folder: Path, *, stop: int | None = None, precision: str = "fp32", seed=0, growth=2
+):
+    """A trainer of that kind on toy data, 40 updates. In FP16 the scale doubles every ``growth`` updates."""
     torch.manual_seed(seed)
     folder.mkdir(exist_ok=True)
     settings = {"total_steps": 40, "max_lr": 5e-3, "warmup_steps": 8, "max_grad_norm": 1.0, "folder": folder}
     trainer = kind(GRUModel(97, 32), ToyData(stop), precision=precision, **settings)
     if precision == "fp16":
-        trainer.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+        trainer.scaler = torch.amp.GradScaler("cpu", growth_interval=growth)
     return trainer
 
 
