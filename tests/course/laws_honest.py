@@ -80,11 +80,14 @@ class TwoOptimizers(PlainTrainer):
         self.other = torch.optim.SGD([rest], lr=self.max_lr, momentum=0.9)
         self.optimizer.register_step_post_hook(lambda *_: self.step_the_other())
 
+    def update(self, micro_batches):
+        self.other.zero_grad()
+        super().update(micro_batches)
+
     def step_the_other(self):
         for group in self.other.param_groups:
             group["lr"] = self.rate()
         self.other.step()
-        self.other.zero_grad()
 
     def state(self):
         return super().state() | {"other": self.other.state_dict()}

@@ -32,10 +32,10 @@ def test_one_law_may_be_asked_alone_and_an_unknown_one_is_named():
 
 def test_every_mistake_that_is_known_gives_another_gradient():
     """Or its words could not be told from the right ones."""
+    from tinytrain.course.laws.common import uneven
     from tinytrain.course.laws.probe import distance, gradient_of, model_with, true_loss
     from tinytrain.course.laws.rows import masked, packed
     from tinytrain.course.laws.tape import weights_of
-    from tinytrain.course.laws.update import uneven
 
     bench_model = model_with(weights_of(_fresh()))
     weights = weights_of(bench_model)
@@ -89,7 +89,7 @@ def test_what_cannot_be_found_is_said(spec):
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        (lambda: None, "could not be called as the contract says: TypeError"),
+        (lambda: None, r"could not be called as the contract says, with total_steps=2, .*: TypeError"),
         (lambda *_args, **_named: object(), r"gave a object, which has no fit\(\)"),
         (3, "cannot be called"),
     ],

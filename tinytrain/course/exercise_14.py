@@ -37,10 +37,11 @@ def one_update(
     """One update from all micro-batches together.
 
     Of each dict, ``labels`` ``[B,T]`` stay here (-100: no target); the rest goes to the model by name,
-    which returns logits ``[B,T,V]``. No module's mode changes.
-    The loss is the sum of all token losses over the number of all targets. ``limit`` bounds the gradient's 2-norm (torch's ``clip_grad_norm_``), and every group of the
-    optimizer gets ``rate``. If there is no target, or the loss or the norm is not finite, nothing moves:
-    no weight, no moment, no rate. Returns {"loss": float, "grad_norm": float before clipping, "skipped": bool}.
+    which returns logits ``[B,T,V]``. No module's mode changes. The loss is the sum of all token losses
+    over the number of all targets. ``limit`` bounds the gradient's 2-norm (torch's ``clip_grad_norm_``),
+    and every group of the optimizer gets ``rate``. If there is no target, or the loss or the norm is not
+    finite, nothing moves: no weight, no moment, no rate.
+    Returns {"loss": float, "grad_norm": float before clipping, "skipped": bool}.
     """
     optimizer.zero_grad()
     targets = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
