@@ -4,6 +4,7 @@ As a program: ``python -m tinytrain.course.lesson_14 FOLDER MODEL`` trains that 
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -170,6 +172,28 @@ def rates_of(trainer: Any) -> list[float]:
         warnings.simplefilter("ignore")  # torch warns of a schedule that moves without an update; here it is counted
         trainer.fit()
     return tape.rates
+
+
+def stopped_and_taken_up(kind: Callable[..., Any], home: Path, precision: str = "fp32") -> SimpleNamespace:
+    """A run that is never stopped, and the same stopped at batch 25 and taken up from what it has saved."""
+    there, here = (home / f"{kind.__name__} {precision} {n}" for n in (1, 2))
+    whole = toy_trainer(kind, there, precision=precision)
+    stopped = toy_trainer(kind, here, precision=precision, stop=25)
+    again = toy_trainer(kind, here, precision=precision, seed=1)  # other weights to begin with
+    save, scales = stopped.save, []
+    stopped.save = lambda: (scales.append(stopped.scaler.get_scale()), save())
+    rates = rates_of(whole)
+    rates_of(stopped)
+    if hasattr(again, "resume"):
+        again.resume()
+    else:
+        saved = torch.load(again.path)
+        again.model.load_state_dict(saved["model"])
+        again.optimizer.load_state_dict(saved["optimizer"])
+    lost = abs(math.log2(scales[-1] / again.scaler.get_scale()))  # since the newest checkpoint
+    more = rates_of(again)
+    apart = furthest(whole.model, again.model)
+    return SimpleNamespace(rates=rates, batches=len(whole.log), more=more, apart=apart, lost=lost)
 
 
 def main(folder: str, name: str) -> None:
