@@ -18,8 +18,10 @@ from tinytrain.course.lesson_14 import (
     killed_child,
     lines_of,
     make,
+    nats_of_byte_frequencies,
     rates_of,
     rows_in_a_new_program,
+    stopped_and_taken_up,
     toy_trainer,
     trainer_for,
 )
@@ -75,3 +77,14 @@ def test_a_data_set_without_a_seed_is_another_one_in_each_program():
     one, other = rows_in_a_new_program(), rows_in_a_new_program()
     assert one["seeded"] == other["seeded"] and len(one["seeded"]) == 500
     assert one["as it stands"] != other["as it stands"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_only_the_plain_trainer_goes_on_as_if_it_had_not_been_stopped(tmp_path, precision):
+    first, plain = (stopped_and_taken_up(kind, tmp_path, precision) for kind in (FirstTrainer, PlainTrainer))
+    assert first.apart > 0.01 and plain.apart == plain.lost == 0
+    assert (first.lost >= 1) is (precision == "fp16")
+
+
+def test_what_byte_frequencies_cost_lies_between_their_entropy_and_that_of_all_bytes_alike():
+    assert 3.2 < nats_of_byte_frequencies() < 3.5

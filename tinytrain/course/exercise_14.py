@@ -14,6 +14,7 @@ from tinytrain.course.exercises import Exercise, Report
 from tinytrain.course.laws.probe import (
     BAD_BACKWARD,
     BAD_FORWARD,
+    MISTAKES,
     Batch,
     Noting,
     ProbeModel,
@@ -27,7 +28,7 @@ from tinytrain.course.laws.probe import (
     spoiled,
     true_loss,
 )
-from tinytrain.course.laws.tape import furthest, generator_states, same, weights_of
+from tinytrain.course.laws.tape import furthest, generator_states, same, state_of, weights_of
 
 
 def one_update(
@@ -36,10 +37,11 @@ def one_update(
     """One update from all micro-batches together.
 
     Of each dict, ``labels`` ``[B,T]`` stay here (-100: no target); the rest goes to the model by name,
-    which returns logits ``[B,T,V]``. The loss is the sum of all token losses over the number of all
-    targets. ``limit`` bounds the gradient's 2-norm (torch's ``clip_grad_norm_``), and every group of the
-    optimizer gets ``rate``. If there is no target, or the loss or the norm is not finite, nothing moves:
-    no weight, no moment, no rate. Returns {"loss": float, "grad_norm": float before clipping, "skipped": bool}.
+    which returns logits ``[B,T,V]``. No module's mode changes. The loss is the sum of all token losses
+    over the number of all targets. ``limit`` bounds the gradient's 2-norm (torch's ``clip_grad_norm_``),
+    and every group of the optimizer gets ``rate``. If there is no target, or the loss or the norm is not
+    finite, nothing moves: no weight, no moment, no rate.
+    Returns {"loss": float, "grad_norm": float before clipping, "skipped": bool}.
     """
     optimizer.zero_grad()
     targets = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
@@ -65,6 +67,7 @@ def check_one_update(answer: Callable[..., dict], report: Report) -> None:
     empty = [plain[0], plain[1] | {"labels": torch.full_like(plain[1]["labels"], -100)}, *_uneven()[:1]]
     _right_update(answer, report, "a micro-batch without a target in the middle", empty)
     _right_update(answer, report, "attention_mask in the batch", _masked())
+    _right_update(answer, report, "doc_ids in the batch", _packed())
     _right_update(answer, report, "a gradient left from before", _uneven(), stale=True)
     _right_update(answer, report, "a gradient longer than the limit", _uneven(), shorten=random.uniform(0.02, 0.3))
     for what, token in (("the loss is not finite", BAD_FORWARD), ("only the gradient is not", BAD_BACKWARD)):
@@ -87,6 +90,13 @@ def _masked() -> list[Batch]:
     return parts
 
 
+def _packed() -> list[Batch]:
+    parts = cut(rows_of(random.randrange(10**6), [T] * 5), (2, 3))
+    for part in parts:
+        part["doc_ids"] = (torch.arange(T) >= random.randint(3, 8)).long().expand_as(part["input_ids"]).clone()
+    return parts
+
+
 def _fresh_model(dropout: float = 0.0) -> ProbeModel:
     return ProbeModel(Noting(), dropout=dropout)
 
@@ -104,7 +114,10 @@ def _right_update(
     answer: Callable[..., dict], report: Report, what: str, batches: list[Batch], *, stale: bool = False, shorten=0.0
 ) -> None:
     model, rate, given = _fresh_model(), random.uniform(0.1, 0.5), _copies(batches)
-    optimizer = torch.optim.SGD(model.parameters(), lr=random.uniform(2.0, 9.0))
+    model.train(not stale)
+    modes = [module.training for module in model.modules()]
+    first, *others = model.parameters()  # two groups
+    optimizer = torch.optim.SGD([{"params": [first]}, {"params": others}], lr=random.uniform(2.0, 9.0))
     before = weights_of(model)
     wanted, loss = gradient_of(before, true_loss, batches), float(true_loss(model_with(before), batches).detach())
     norm = float(wanted.norm())
@@ -128,6 +141,8 @@ def _right_update(
         report.need(f"{what}: {name}", ok, "" if ok else _likely_number(name, value, true_value, limit))
     report.need(f"{what}: not skipped", found["skipped"] is False, f"skipped is {found['skipped']!r}; False is wanted.")
     report.need("the batches are as they were", _unchanged(batches, given), "It writes into the batches.")
+    same_modes = modes == [module.training for module in model.modules()]
+    report.need("every module is in the mode it was in", same_modes, "It calls model.train() or model.eval().")
 
 
 def _likely_update(moved, true, before, batches, optimizer, rate, norm, limit, stale) -> str:
@@ -187,7 +202,7 @@ def evaluation(model: nn.Module, batches: list[dict]) -> float:
 
     The batches are as in the first exercise; a batch without a target may be among them. The model
     computes in eval mode and without gradients. Afterwards every module has its mode again (some may have
-    been in eval mode, others not), no generator has moved, and no gradient is there that was not before.
+    been in eval mode, others not), no generator has moved, and every gradient is as it was.
     """
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
@@ -207,7 +222,8 @@ def check_evaluation(answer: Callable[..., float], report: Report) -> None:
     for frozen in (False, True):
         plain = _uneven()
         empty = [*_uneven(), plain[0] | {"labels": torch.full_like(plain[0]["labels"], -100)}]
-        for what, batches in (("uneven batches", plain), ("one without a target", empty), ("a mask", _masked())):
+        sets = {"uneven batches": plain, "one without a target": empty, "a mask": _masked(), "doc_ids": _packed()}
+        for what, batches in sets.items():
             model = _fresh_model(dropout=0.4)
             model.train(random.random() < 0.5)
             if frozen:
@@ -216,6 +232,9 @@ def check_evaluation(answer: Callable[..., float], report: Report) -> None:
 
 
 def _one_evaluation(answer: Callable[..., float], report: Report, what: str, model: ProbeModel, batches) -> None:
+    for p in model.parameters() if random.random() < 0.5 or what == "a mask" else ():
+        p.grad = torch.randn_like(p)  # as after some micro-batches of an update
+    gradients = _gradients(model)
     modes, states, given = [m.training for m in model.modules()], generator_states(), _copies(batches)
     before, wanted = weights_of(model), float(true_loss(model_with(weights_of(model)), batches).detach())
     value = answer(model, given)
@@ -229,10 +248,17 @@ def _one_evaluation(answer: Callable[..., float], report: Report, what: str, mod
         "It puts all modules into one mode; some were in the other: remember the mode of each."
     )  # fmt: skip
     report.need("every module has its mode again", here == modes, left)
-    no_gradient = all(p.grad is None for p in model.parameters())
-    report.need("no gradient is there", no_gradient, "It calls backward(); looking needs no gradient.")
+    now = _gradients(model)
+    cause = "It calls backward(), or writes zeros over gradients; looking needs none."
+    if len(now) < len(gradients):
+        cause = "It clears gradients: those that an update has gathered so far are lost."
+    report.need("every gradient is as it was", same(gradients, now), cause)
     report.need("the weights are as they were", same(before, weights_of(model)), "It moves weights.")
     report.need("the batches are as they were", _unchanged(batches, given), "It writes into the batches.")
+
+
+def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
 def _likely_loss(value: float, model: ProbeModel, batches: list[Batch], drawn: bool) -> str:
@@ -251,6 +277,10 @@ def _likely_loss(value: float, model: ProbeModel, batches: list[Batch], drawn: b
         sum(sums) / positions: "Padding counts in the divisor: divide by targets, and not by positions.",
         sum(sums): "It is summed and not divided.",
     }
+    with torch.no_grad():
+        for words, loss in MISTAKES.items():
+            if words.startswith(("label 0", "attention_mask", "doc_ids")):
+                cases |= {float(loss(exact, batches)): words[:1].upper() + words[1:] + "."}
     for wrong, words in cases.items():
         if abs(value - wrong) <= 1e-4 * abs(wrong):
             return words
@@ -267,7 +297,8 @@ def snapshot(
     The model has dropout; the run draws from torch's generator on the CPU alone.
 
     With ``saved``, as it came from the file: put it into this model and this optimizer, which a new process has
-    just made, so that the run goes on as if it had never stopped. Return the ``counts`` of back then.
+    just made with settings of its own, so that the run goes on as if it had never stopped, at the rate of
+    back then. Return the ``counts`` of back then.
     """
     if saved is None:
         weights, moments = model.state_dict(), optimizer.state_dict()
@@ -283,37 +314,40 @@ def check_snapshot(answer: Callable[..., dict], report: Report) -> None:
     for again in ("", "from another update: "):
         torch.seed()
         model, made = _fresh_model(dropout=0.3), random.randint(2, 5)
+        model.read += random.randint(1, 9)
         optimizer, batches = _adamw(model), [_uneven() for _ in range(made + 3)]
         for batch in batches[:made]:
             _train(model, optimizer, batch)
         counts = {"step": made, "batch": made + random.randint(0, 9)}
-        states, file = generator_states(), io.BytesIO()
+        states, file, then = generator_states(), io.BytesIO(), state_of(model)
+        rates = [group["lr"] for group in optimizer.param_groups]
         taken = answer(model, optimizer, dict(counts))
         report.need("it returns a dict", isinstance(taken, dict), f"It returned {type(taken).__name__}.")
         torch.save(taken, file)
         calm = generator_states() == states
         report.need(f"{again}taking it moves no generator", calm, "It draws or seeds.")
         path = [_train(model, optimizer, batch) for batch in batches[made:]]
-        whole = weights_of(model)
+        whole = state_of(model)
 
         torch.seed()
         other = _fresh_model(dropout=0.3)
-        resumed, saved = _adamw(other), torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+        resumed = _adamw(other, lr=random.uniform(2e-3, 5e-3))
+        saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         found = answer(other, resumed, {"step": 0, "batch": 0}, saved)
         given = isinstance(found, dict) and found == counts
         report.need(f"{again}the counts of back then", given, _likely_counts(found))
-        at_once = {name: value.clone() for name, value in weights_of(other).items()}
+        at_once, now = state_of(other), [group["lr"] for group in resumed.param_groups] if resumed.state else rates
         road = [_train(other, resumed, batch) for batch in batches[made:]]
-        ok = same(whole, weights_of(other)) and path == road
+        ok = same(whole, state_of(other)) and path == road
         report.need(
             f"{again}it goes on as the run that never stopped, bit for bit",
             ok,
-            "" if ok else _likely_fork(at_once, torch.load(io.BytesIO(file.getvalue())), path, road),
+            "" if ok else _likely_fork(at_once, then, now, rates, path, road),
         )
 
 
-def _adamw(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+def _adamw(model: nn.Module, lr: float = 1e-2) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=lr)
 
 
 def _train(model: ProbeModel, optimizer: torch.optim.Optimizer, batches: list[Batch]) -> float:
@@ -332,12 +366,16 @@ def _likely_counts(found: Any) -> str:
     return f"It returned {str(found)[:60]}."
 
 
-def _likely_fork(now: dict[str, torch.Tensor], saved: dict, path: list[float], road: list[float]) -> str:
-    tensors = {name: value for part in saved.values() if isinstance(part, dict) for name, value in part.items()}
-    if not all(name in tensors and torch.equal(now[name], tensors[name]) for name in now):
+def _likely_fork(now: dict, then: dict, rates_now: list, rates: list, path: list[float], road: list[float]) -> str:
+    """``now`` is the model's state as it was put back, ``then`` the true one; the same of the rates."""
+    if any(not torch.equal(now[name], then[name]) for name in now if name != "read"):
         return "The weights are not those of back then."
+    if not same(now, then):
+        return "The weights are those of back then, and the model's buffer is not: model.state_dict() has both."
     if path[0] != road[0]:
         return "The first loss is another: dropout draws other numbers. A seed is not a state: torch.get_rng_state()."
+    if rates_now != rates:
+        return f"The optimizer's lr is {rates_now[0]:.4g}, and was {rates[0]:.4g}: optimizer.state_dict() has it too."
     return "The first loss is the same and the second is not: the optimizer's moments are missing."
 
 

@@ -4,6 +4,7 @@ As a program: ``python -m tinytrain.course.lesson_14 FOLDER MODEL`` trains that 
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -87,6 +89,13 @@ def trainer_for(name: str, folder: Path, **changed: Any) -> Trainer:
     return Trainer(make(name), data, config, callbacks, validation=list(rows("valid").batches(16, limit=32)))
 
 
+def nats_of_byte_frequencies() -> float:
+    """What held-out text costs whoever knows how frequent each byte is in the text trained on, and nothing else."""
+    train, valid = (torch.tensor(list(part.text[:400_000].encode())) for part in load_corpus().split(0.1))
+    shares = (torch.bincount(train, minlength=V).double() + 1) / (len(train) + V)
+    return float(-shares[valid].log().mean())
+
+
 # The plug
 
 
@@ -143,14 +152,16 @@ class ToyData:
         return [{part: torch.stack([row[part] for row in picked]) for part in ("input_ids", "labels")}]
 
 
-def toy_trainer(kind: Callable[..., Any], folder: Path, *, stop: int | None = None, precision: str = "fp32", seed=0):
-    """A trainer of that kind on toy data, 40 updates. In FP16 the scale doubles every 2 updates."""
+def toy_trainer(
+    kind: Callable[..., Any], folder: Path, *, stop: int | None = None, precision: str = "fp32", seed=0, growth=2
+):
+    """A trainer of that kind on toy data, 40 updates. In FP16 the scale doubles every ``growth`` updates."""
     torch.manual_seed(seed)
     folder.mkdir(exist_ok=True)
     settings = {"total_steps": 40, "max_lr": 5e-3, "warmup_steps": 8, "max_grad_norm": 1.0, "folder": folder}
     trainer = kind(GRUModel(97, 32), ToyData(stop), precision=precision, **settings)
     if precision == "fp16":
-        trainer.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+        trainer.scaler = torch.amp.GradScaler("cpu", growth_interval=growth)
     return trainer
 
 
@@ -161,6 +172,28 @@ def rates_of(trainer: Any) -> list[float]:
         warnings.simplefilter("ignore")  # torch warns of a schedule that moves without an update; here it is counted
         trainer.fit()
     return tape.rates
+
+
+def stopped_and_taken_up(kind: Callable[..., Any], home: Path, precision: str = "fp32") -> SimpleNamespace:
+    """A run that is never stopped, and the same stopped at batch 25 and taken up from what it has saved."""
+    there, here = (home / f"{kind.__name__} {precision} {n}" for n in (1, 2))
+    whole = toy_trainer(kind, there, precision=precision)
+    stopped = toy_trainer(kind, here, precision=precision, stop=25)
+    again = toy_trainer(kind, here, precision=precision, seed=1)  # other weights to begin with
+    save, scales = stopped.save, []
+    stopped.save = lambda: (scales.append(stopped.scaler.get_scale()), save())
+    rates = rates_of(whole)
+    rates_of(stopped)
+    if hasattr(again, "resume"):
+        again.resume()
+    else:
+        saved = torch.load(again.path)
+        again.model.load_state_dict(saved["model"])
+        again.optimizer.load_state_dict(saved["optimizer"])
+    lost = abs(math.log2(scales[-1] / again.scaler.get_scale()))  # since the newest checkpoint
+    more = rates_of(again)
+    apart = furthest(whole.model, again.model)
+    return SimpleNamespace(rates=rates, batches=len(whole.log), more=more, apart=apart, lost=lost)
 
 
 def main(folder: str, name: str) -> None:

@@ -12,13 +12,19 @@ def given(batch, *, mask=True):
 
 def updating(
     *, divide="targets", zero=True, clip=True, after=False, look=("loss", "norm", "targets"), early_rate=False,
-    set_rate=True, mask=True, shift=False, log="all", item=True,
+    set_rate=True, mask=True, shift=False, log="all", item=True, groups=None, zero_label=True, only=(), mode=None,
 ):  # fmt: skip
     """The solution with a part of it left out or wrong."""
 
     def one_update(model, micro_batches, optimizer, rate, limit):
         if zero:
             optimizer.zero_grad()
+        if only:
+            micro_batches = [{name: b[name] for name in only if name in b} for b in micro_batches]
+        if not zero_label:
+            micro_batches = [b | {"labels": b["labels"].masked_fill(b["labels"] == 0, -100)} for b in micro_batches]
+        if mode is not None:
+            model.train(mode)
         targets = sum(int((b["labels"] != -100).sum()) for b in micro_batches)
         positions = sum(b["labels"].numel() for b in micro_batches)
         loss = 0.0
@@ -44,7 +50,7 @@ def updating(
         skipped = any(bad[each] for each in look)
         if not skipped:
             if set_rate:
-                for group in optimizer.param_groups:
+                for group in optimizer.param_groups[:groups]:
                     group["lr"] = rate
             optimizer.step()
         return {"loss": loss, "grad_norm": norm.item() if item else norm, "skipped": skipped}
@@ -87,7 +93,7 @@ def in_one_backward(model, micro_batches, optimizer, rate, limit):
     return {"loss": float(loss.detach()), "grad_norm": float(norm), "skipped": False}
 
 
-def evaluating(*, modes="each", off=True, mean="sum", mask=True, item=True, draw=False):
+def evaluating(*, modes="each", off=True, mean="sum", mask=True, item=True, draw=False, clear=None, zero_label=True):
     """The solution with a part of it left out or wrong."""
 
     def evaluation(model, batches):
@@ -101,6 +107,8 @@ def evaluating(*, modes="each", off=True, mean="sum", mask=True, item=True, draw
         with torch.no_grad():
             for batch in batches:
                 logits, labels = model(**given(batch, mask=mask)).flatten(0, 1), batch["labels"].flatten()
+                if not zero_label:
+                    labels = labels.masked_fill(labels == 0, -100)
                 part = F.cross_entropy(logits, labels, reduction="sum").item()
                 here = int((labels != -100).sum())
                 total, targets, positions = total + part, targets + here, positions + labels.numel()
@@ -112,6 +120,8 @@ def evaluating(*, modes="each", off=True, mean="sum", mask=True, item=True, draw
             model.train(whole)
         elif modes == "train":
             model.train()
+        if clear is not None:
+            model.zero_grad(set_to_none=clear)
         value = {"sum": total / targets, "positions": total / positions}.get(mean, sum(means) / len(means))
         return value if item else torch.tensor(value)
 
@@ -162,14 +172,39 @@ def in_a_list(model, optimizer, counts, saved=None):
     """Tensors in a list, and the moments tensor by tensor."""
     if saved is None:
         moments = [{k: v.clone() for k, v in optimizer.state[p].items()} for p in model.parameters()]
-        weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-        return {"all": weights, "m": moments, "c": tuple(counts.items()), "g": torch.random.get_rng_state()}
+        rates = [group["lr"] for group in optimizer.param_groups]
+        state = [value.clone() for value in model.state_dict().values()]
+        return {"all": state, "m": moments, "r": rates, "c": tuple(counts.items()), "g": torch.get_rng_state()}
     with torch.no_grad():
-        for (name, p), state in zip(model.named_parameters(), saved["m"], strict=True):
-            p.copy_(saved["all"][name])
-            optimizer.state[p] = state
+        for value, old in zip(model.state_dict().values(), saved["all"], strict=True):
+            value.copy_(old)
+    for p, state in zip(model.parameters(), saved["m"], strict=True):
+        optimizer.state[p] = state
+    for group, rate in zip(optimizer.param_groups, saved["r"], strict=True):
+        group["lr"] = rate
     torch.random.set_rng_state(saved["g"])
     return dict(saved["c"])
+
+
+def without_rates(model, optimizer, counts, saved=None):
+    """The moments, and not the groups beside them."""
+    if saved is None:
+        return keeping()(model, optimizer, counts)
+    groups = optimizer.state_dict()["param_groups"]
+    return keeping()(model, optimizer, counts, saved | {"moments": saved["moments"] | {"param_groups": groups}})
+
+
+def parameters_only(model, optimizer, counts, saved=None):
+    if saved is None:
+        return keeping()(model, optimizer, counts) | {"weights": {n: p.detach() for n, p in model.named_parameters()}}
+    return keeping()(model, optimizer, counts, saved | {"weights": model.state_dict() | saved["weights"]})
+
+
+def in_a_list_without_the_generator(model, optimizer, counts, saved=None):
+    state = torch.get_rng_state()
+    found = in_a_list(model, optimizer, counts, saved)
+    torch.set_rng_state(state)
+    return found
 
 
 WRONG = {
@@ -191,6 +226,11 @@ WRONG = {
         "an update of zeros": (zeroes_bad_gradients, "weight decay and old moments"),
         "logs the last one": (updating(log="last"), "times what was optimized"),
         "a tensor for the norm": (updating(item=False), "a float is wanted"),
+        "sets the rate of the first group": (updating(groups=1), "write it into every group"),
+        "label 0 as padding": (updating(zero_label=False), "Label 0 is left out as if it were padding"),
+        "hands on what it knows": (updating(only=("input_ids", "labels", "attention_mask")), "Doc_ids does not reach"),
+        "leaves eval mode behind": (updating(mode=False), "It calls model.train() or model.eval()"),
+        "leaves train mode behind": (updating(mode=True), "It calls model.train() or model.eval()"),
     },
     2: {
         "averages the means": (evaluating(mean="means"), "averages the means of batches"),
@@ -200,7 +240,10 @@ WRONG = {
         "always trains on": (evaluating(modes="train"), "some were in the other"),
         "one mode for all": (evaluating(modes="one"), "some were in the other"),
         "shuffles": (evaluating(draw=True), "nothing is to be drawn"),
-        "loses the mask": (evaluating(mask=False), "Sum the token losses"),
+        "loses the mask": (evaluating(mask=False), "Attention_mask does not reach the model"),
+        "clears gradients": (evaluating(clear=True), "It clears gradients"),
+        "zeros for gradients": (evaluating(clear=False), "writes zeros over gradients"),
+        "label 0 as padding": (evaluating(zero_label=False), "Label 0 is left out as if it were padding"),
         "a tensor": (evaluating(item=False), "a float is wanted"),
     },
     3: {
@@ -209,6 +252,9 @@ WRONG = {
         "without counts": (keeping(counts=False), "the counts belong to what is saved"),
         "without the generator": (keeping(generator=""), "dropout draws other numbers"),
         "the seed": (keeping(generator="seed"), "A seed is not a state"),
+        "without the rate": (without_rates, "The optimizer's lr is"),
+        "without the buffer": (parameters_only, "the model's buffer is not"),
+        "in a list, without the generator": (in_a_list_without_the_generator, "dropout draws other numbers"),
         "something draws after it": (keeping(first=True), "dropout draws other numbers"),
     },
 }

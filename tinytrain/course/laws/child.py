@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tinytrain.course.laws.court import load, train_here
-from tinytrain.course.laws.whole_run import KILLED
+from tinytrain.course.laws.resume import KILLED
 
 SAVE = 5
 _save, _saves = torch.save, 0

@@ -78,9 +78,18 @@ class Verdicts:
     def untested(self) -> list[str]:
         return self.of(UNTESTED)
 
+    @property
+    def untested_lines(self) -> list[str]:
+        """What could not be tested of laws that hold otherwise, and why."""
+        found = [finding for finding in self.findings if finding.verdict == HOLDS]
+        return [f"{each.law}: {line.number}" for each in found for line in each.lines if line.verdict == UNTESTED]
+
     def __getitem__(self, law: str) -> Finding:
         return next(finding for finding in self.findings if finding.law == law)
 
     def __str__(self) -> str:
         counts = f"{len(self.held)} hold, {len(self.broken)} broken, {len(self.untested)} could not be tested"
-        return "\n".join([f"{self.name}: {counts}", "", *map(str, self.findings)])
+        if self.untested_lines:
+            n = len(self.untested_lines)
+            counts += f"; of those that hold, {n} line{'s' * (n > 1)} could not be tested"
+        return "\n".join([*_wrapped(f"{self.name}: {counts}", ""), "", *map(str, self.findings)])

@@ -117,11 +117,12 @@ class PlainTrainer:
         random.setstate(states[1])
 
     def evaluate(self, batches):
-        training = self.model.training
+        modes = [(module, module.training) for module in self.model.modules()]
         self.model.eval()
         try:
             with torch.no_grad():
                 total = sum(self.loss_sum(batch).item() for batch in batches)
         finally:
-            self.model.train(training)
+            for module, training in modes:
+                module.training = training
         return total / sum(int((batch["labels"] != -100).sum()) for batch in batches)

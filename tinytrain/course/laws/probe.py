@@ -15,7 +15,12 @@ BAD_FORWARD, BAD_BACKWARD = 21, 22
 
 
 class ProbeModel(nn.Module):
-    """A causal model: each position knows the mean of what has been read so far. It tells ``tape`` of each call."""
+    """A causal model: each position knows the mean of what it may read. It tells ``tape`` of each call.
+
+    ``read`` is a buffer that moves in training as those of a batch norm do, and changes no logit.
+    """
+
+    read: Tensor
 
     def __init__(self, tape: "Noting", *, dropout: float = 0.0, width: int = 8) -> None:
         super().__init__()
@@ -23,12 +28,19 @@ class ProbeModel(nn.Module):
         self.tokens, self.mix, self.norm = nn.Embedding(V, width), nn.Linear(width, width), nn.LayerNorm(width)
         self.dropout, self.head = nn.Dropout(dropout), nn.Linear(width, V)
         nn.init.normal_(self.tokens.weight, std=0.5)
+        self.register_buffer("read", torch.zeros(()))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Logits ``[B,T,V]``; where ``attention_mask`` ``[B,T]`` is 0, nothing is read."""
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, doc_ids: Tensor | None = None) -> Tensor:
+        """Logits ``[B,T,V]``. Nothing is read where ``attention_mask`` ``[B,T]`` is 0, or in a row of another
+        document: ``doc_ids`` ``[B,T]`` numbers them."""
         x = self.tokens(input_ids)
+        if self.training:
+            self.read += input_ids.numel()
         real = torch.ones_like(input_ids) if attention_mask is None else (attention_mask != 0).long()
-        x = (x * real[..., None]).cumsum(1) / real.cumsum(1).clamp(min=1)[..., None]
+        seen = real[:, None, :].expand(-1, x.shape[1], -1).tril()  # [B,T,T]: what each position may read
+        if doc_ids is not None:
+            seen = seen * (doc_ids[:, :, None] == doc_ids[:, None, :])
+        x = (seen[..., None] * x[:, None]).sum(2) / seen.sum(2).clamp(min=1)[..., None]
         bad = (input_ids == BAD_FORWARD)[..., None]
         if bad.any():
             x = x.masked_fill(bad, math.nan)
@@ -47,12 +59,16 @@ class Noting:
 
 
 def rows_of(number: int, lengths: Sequence[int], *, length: int = T) -> Batch:
-    """Rows of random tokens, each of its own length in targets, padded on the right. ``number`` is their seed."""
+    """Rows of random tokens, each of its own length in targets, padded on the right. ``number`` is their seed.
+
+    The third token of each row is 0, which padding is as well: it is a token, and a target, like any other.
+    """
     generator = torch.Generator().manual_seed(1000 + number)
     batch = {"input_ids": torch.zeros(len(lengths), length, dtype=torch.long)}
     batch["labels"] = torch.full_like(batch["input_ids"], -100)
     for row, n in enumerate(lengths):
-        ids = torch.randint(1, BAD_FORWARD, (n + 1,), generator=generator)
+        ids = torch.randint(0, BAD_FORWARD, (n + 1,), generator=generator)
+        ids[2:3] = 0
         batch["input_ids"][row, :n], batch["labels"][row, :n] = ids[:-1], ids[1:]
     return batch
 
@@ -78,11 +94,14 @@ def spoiled(micro_batches: Sequence[Batch], token: int) -> list[Batch]:
 # The truth
 
 
-def token_losses(model: nn.Module, batch: Batch, labels: Tensor | None = None, *, mask: bool = True) -> Tensor:
-    """−ln of the chance given to each label ``[B,T]``, written out by hand; 0 where there is none."""
+def token_losses(model: nn.Module, batch: Batch, labels: Tensor | None = None, *, without: str = "") -> Tensor:
+    """−ln of the chance given to each label ``[B,T]``, written out by hand; 0 where there is none.
+
+    The model does not see what the batch has under the name ``without``.
+    """
     labels = batch["labels"] if labels is None else labels
-    given = {name: value for name, value in batch.items() if name == "attention_mask" and mask}
-    chances = torch.log_softmax(model(batch["input_ids"], **given).double(), -1)
+    given = {name: value for name, value in batch.items() if name not in ("labels", without)}
+    chances = torch.log_softmax(model(**given).double(), -1)
     losses = -chances.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return losses * (labels != -100)
 
@@ -109,7 +128,7 @@ def model_with(weights: Mapping[str, Tensor]) -> ProbeModel:
     states = torch.get_rng_state()
     model = ProbeModel(Noting(), width=weights["mix.weight"].shape[0]).double()
     torch.set_rng_state(states)
-    model.load_state_dict({name: value.double() for name, value in weights.items()})
+    model.load_state_dict({name: value.double() for name, value in weights.items()}, strict=False)  # no buffers
     return model
 
 
@@ -163,6 +182,23 @@ def _shifted(by: int) -> Callable[[nn.Module, Sequence[Batch]], Tensor]:
     return loss
 
 
+def _without_label_0(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
+    return true_loss(model, [batch | {"labels": batch["labels"].masked_fill(batch["labels"] == 0, -100)}
+                             for batch in batches])  # fmt: skip
+
+
+def _mask_from_ids(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
+    return true_loss(model, [{"attention_mask": batch["input_ids"] != 0} | batch for batch in batches])
+
+
+def _without(name: str) -> Callable[[nn.Module, Sequence[Batch]], Tensor]:
+    def loss(model: nn.Module, batches: Sequence[Batch]) -> Tensor:
+        total = sum(int((batch["labels"] != -100).sum()) for batch in batches)
+        return torch.stack([token_losses(model, batch, without=name).sum() for batch in batches]).sum() / total
+
+    return loss
+
+
 MISTAKES: dict[str, Callable[[nn.Module, Sequence[Batch]], Tensor]] = {
     "it averages the means of the micro-batches; divide the sum of all token losses by the number of all targets":
         _per_micro_batch(_mean),
@@ -182,8 +218,10 @@ MISTAKES: dict[str, Callable[[nn.Module, Sequence[Batch]], Tensor]] = {
         [token_losses(model, batch).sum() for batch in batches]
     ).sum(),
     "attention_mask does not reach the model: hand it everything in the batch but the labels":
-        lambda model, batches: torch.stack([token_losses(model, batch, mask=False).sum() for batch in batches]).sum()
-        / sum(int((batch["labels"] != -100).sum()) for batch in batches),
+        _without("attention_mask"),
+    "doc_ids does not reach the model: hand it everything in the batch but the labels": _without("doc_ids"),
+    "label 0 is left out as if it were padding: only -100 says that there is no target": _without_label_0,
+    "attention_mask is made from the ids: token 0 is a token like any other, and no padding": _mask_from_ids,
 }  # fmt: skip
 """what an update's gradient may be the gradient of, in place of the loss"""
 

@@ -1,130 +1,18 @@
-"""Laws about a whole run: resumed, hit by a bad batch, looked at, handed what cannot work."""
+"""Laws 6, 8 and 10: a run that is hit by a bad batch, looked at, handed what cannot work."""
 
 import random
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 
-from tinytrain.course.laws.bench import Bench, Run, pull_at, quiet, said
+from tinytrain.course.laws.bench import Bench, CannotMakeError, Run, quiet, said
+from tinytrain.course.laws.common import no_update, uneven
 from tinytrain.course.laws.line import HOLDS, Line, holds_if, untested
 from tinytrain.course.laws.probe import BAD_BACKWARD, BAD_FORWARD, Batch, V, ordinary, spoiled
-from tinytrain.course.laws.tape import Update, furthest, generator_states, same
-from tinytrain.course.laws.update import no_update, uneven
+from tinytrain.course.laws.resume import KILLED
+from tinytrain.course.laws.tape import Rows, furthest, generator_states, same
 
 UPDATES = 7
-Child = Callable[[Path], str]
-"""runs the trainer in a child process, with ``KILLED`` as settings, until it is killed; returns how that went"""
-KILLED: dict[str, Any] = {"total_steps": UPDATES, "dropout": 0.2}
-
-
-def resumed(bench: Bench, child: Child | None = None) -> list[Line]:
-    """Stopped, and taken up by a new trainer whose weights and generators are others: nothing may differ."""
-    probe = bench.start()
-    if not hasattr(probe.trainer, "resume"):
-        return [untested("it has no resume()")]
-    lines = []
-    for precision in bench.precisions:
-        settings = KILLED | {"precision": precision}
-        whole = bench.run(**settings)
-        if whole.ended or not whole.moved:
-            return [no_update(whole)]
-        if len({str(sorted(update.rows)) for update in whole.tape.updates}) < 2:
-            return [untested("it reads the same rows in every update: its place in the data cannot be seen")]
-        for stops in ((4,), (1, 5)):
-            again, trouble = _stopped(bench, stops, **settings)
-            what = f"{precision}, stopped after update {' and '.join(map(str, stops))}"
-            lines.append(_compared(what, whole, again, trouble))
-            if lines[-1].verdict != HOLDS:
-                return lines
-        lines.append(_after_a_skip(bench, precision))
-    lines.append(_killed(bench, child) if child else untested("kill -9: that needs a module that a child can import"))
-    return [line for line in lines if line is not None]
-
-
-def _stopped(bench: Bench, stops: tuple[int, ...], batch=ordinary, **settings) -> tuple[Run, str]:
-    folder = bench.folder()
-    for number, stop in enumerate(stops):
-        run = bench.run(batch, folder=folder, at=pull_at(stop), resume=number > 0, **_other(number), **settings)
-        if run.ended != "pulled":
-            return run, f"it did not get to batch {stop}: {run.ended or 'it ended'}"
-    run = bench.run(batch, folder=folder, resume=True, **_other(len(stops)), **settings)
-    return run, run.ended and f"resumed, it ended with {run.ended}"
-
-
-def _other(number: int) -> dict[str, int]:
-    """Another start for each process: its weights and its generators are not those of the first."""
-    return {} if number == 0 else {"model_seed": 40 + number, "seed": 50 + number}
-
-
-def _compared(what: str, whole: Run, again: Run, trouble: str) -> Line:
-    if trouble:
-        return holds_if(False, f"{what}: {trouble}", "every checkpoint must hold what resume() takes up")
-    gap, fork = furthest(whole.weights, again.weights), _fork(whole.tape.updates, again.tape.updates)
-    ok = gap == 0 and not fork
-    number = f"{what} and resumed: weights at the end differ by {gap:.2g}"
-    if ok and whole.log and again.log:
-        tail = [line.get("loss") for line in whole.log][-len(again.tape.updates) :]
-        resumed_tail = [line.get("loss") for line in again.log][-len(again.tape.updates) :]
-        ok, fork = tail == resumed_tail, "the logged losses differ, though the updates are the same"
-    return holds_if(ok, number, fork or "the updates are the same, and something behind them changes the weights")
-
-
-def _fork(whole: list[Update], again: list[Update]) -> str:
-    """What differs first, which is what was not restored."""
-    if not again:
-        return "nothing was left to do: the count of updates is not that of the checkpoint"
-    start = next((n for n, update in enumerate(whole) if same(update.before, again[0].before)), None)
-    if start is None:
-        return "the weights are not those of the checkpoint"
-    for a, b in zip(whole[start:], again, strict=False):
-        if not same(a.before, b.before):
-            return "the optimizer's moments are not restored: save and load optimizer.state_dict()"
-        if sorted(a.rows) != sorted(b.rows):
-            first = sorted(b.rows) == sorted(whole[0].rows)
-            place = "it begins again with data[0]" if first else "it is counted in updates, and not in batches taken"
-            return f"the place in the data is not restored: {place}"
-        if a.rate != b.rate:
-            return f"the count of updates is not restored: the rate is {b.rate:.3g} where it was {a.rate:.3g}"
-        if a.scaled != b.scaled and torch.equal(a.gradient, b.gradient):
-            return "the loss scale is not restored: save and load scaler.state_dict()"
-        if not torch.equal(a.gradient, b.gradient):
-            return "the generators are not restored: dropout draws other numbers. Put them back last, in fit()"
-    if len(whole) - start != len(again):
-        return f"{len(again)} updates were left to do, and not {len(whole) - start}: their count is not restored"
-    return ""
-
-
-def _after_a_skip(bench: Bench, precision: str) -> Line | None:
-    """A bad batch before the stop: batches and updates are no longer the same number, and the loss scale has moved."""
-
-    def batch(n: int) -> list[Batch]:
-        return spoiled(ordinary(n), BAD_BACKWARD) if n == 2 else ordinary(n)
-
-    settings = KILLED | {"precision": precision}
-    whole = bench.run(batch, **settings)
-    made = [update for update in whole.tape.updates if update.gradient.isfinite().all()]
-    if whole.ended or len(made) != UPDATES or len(whole.tape.updates) != UPDATES:
-        return None  # law 6 tells of it
-    again, trouble = _stopped(bench, (5,), batch, **settings)
-    return _compared(f"{precision}, with a bad batch before, stopped after batch 5", whole, again, trouble)
-
-
-def _killed(bench: Bench, child: Child) -> Line:
-    """A real one: a child process is killed while it writes a checkpoint, and this process goes on from its folder."""
-    whole, folder = bench.run(**KILLED), bench.folder()
-    how = child(folder)
-    if not how.startswith("killed"):
-        return untested(f"kill -9: {how}")
-    again = bench.run(folder=folder, resume=True, **_other(9), **KILLED)
-    if again.ended:
-        why = "a save that is cut off takes the last good one with it: write to another name, then os.replace"
-        return holds_if(False, f"{how}; resumed, it ended with {again.ended}", why)
-    gap = furthest(whole.weights, again.weights)
-    done = UPDATES - len(again.tape.updates)
-    why = "the checkpoint in the folder is not that of an update that was made whole"
-    return holds_if(gap == 0, f"{how}; resumed after update {done}, weights at the end differ by {gap:.2g}", why)
 
 
 def bad_steps(bench: Bench) -> list[Line]:
@@ -165,7 +53,8 @@ def _unharmed(what: str, clean: Run, run: Run, precision: str) -> Line:
             False, f"{what}: {off} of {UPDATES} rates are others", "the schedule moves on in a skipped update"
         )
     if precision == "fp16":  # the scale is another one, so numbers are rounded elsewhere
-        return holds_if(gap <= 1e-2, number, "something moves in a skipped update")
+        why = "something moves in a skipped update, or the gradient still holds the loss scale when it is clipped"
+        return holds_if(gap <= 1e-2, number, why)
     return holds_if(gap == 0, number, "something moves in a skipped update: a moment, or a weight")
 
 
@@ -185,43 +74,52 @@ def _counted(bench: Bench) -> Line:
 def _gives_up(bench: Bench) -> Line:
     run = bench.run(lambda n: spoiled(ordinary(n), BAD_FORWARD), total_steps=3)
     raised = run.ended not in ("", "endless", "pulled")
-    end = run.ended if raised else "it never ended" if run.ended else "it ended without a word"
-    return holds_if(
-        raised, f"bad batches only: after {len(run.data.asked)} of them {end}", "count those in a row, and raise"
-    )
+    end = run.ended if raised else "it had not ended" if run.ended else "it ended without a word"
+    number = f"bad batches only: after {min(len(run.data.asked), Rows.MOST)} of them {end}"
+    return holds_if(raised, number, f"count those in a row, and raise: within {Rows.MOST} of them")
 
 
 def looking(bench: Bench) -> list[Line]:
     """``evaluate`` is called before each batch, in a run with dropout; then once with the modes looked at."""
     if not hasattr(bench.start().trainer, "evaluate"):
         return [untested("it has no evaluate(batches)")]
-    blind = bench.run(total_steps=UPDATES, dropout=0.2)
+    blind = bench.run(**KILLED)
     if blind.ended or not blind.moved:
         return [no_update(blind)]
     causes: list[str] = []
 
     def look(_n: int) -> None:
-        before, modes, generators = run.weights, [m.training for m in run.model.modules()], generator_states()
+        run.model.norm.eval()  # as somebody may have frozen it; it computes the same in both modes
+        before, modes, generators = run.state, [m.training for m in run.model.modules()], generator_states()
+        gradients = _gradients(run)
         with quiet():
             run.trainer.evaluate(uneven(60))
-        after = generator_states()
-        if modes != [m.training for m in run.model.modules()]:
+        now, after = [m.training for m in run.model.modules()], generator_states()
+        if modes != now and not any(now):
             causes.append("the model is left in eval mode, so its dropout stays off: put its mode back")
+        elif modes != now:
+            causes.append("all modules are put into one mode, and one was in eval mode before: keep the mode of each")
         if moved := [name for name in after if after[name] != generators[name]]:
             why = "is the model in eval mode while it looks?" if "torch's" in moved else "does it shuffle?"
             causes.append(f"{' and '.join(moved)} generator moves: {why}")
-        if not same(before, run.weights):
-            causes.append("evaluate changes weights")
+        if not same(before, run.state):
+            causes.append("evaluate changes weights, or a buffer: is the model in eval mode while it looks?")
+        if not same(gradients, _gradients(run)):
+            causes.append("evaluate changes gradients: they are those of the training")
 
-    run = bench.start(total_steps=UPDATES, dropout=0.2, at=look)
+    run = bench.start(**KILLED, at=look)
     bench.go(run)
     if run.ended:
         return [holds_if(False, f"with an evaluation before each batch the run ended with {run.ended}")]
-    gap = furthest(blind.weights, run.weights)
+    gap = furthest(blind.state, run.state)
     ok = gap == 0 and not causes
     number = f"with {len(run.data.asked)} evaluations in between, weights at the end differ by {gap:.2g}"
     likely = causes[0] if causes else "evaluate leaves something behind: a gradient, or a buffer"
     return [holds_if(ok, number, likely)] if not ok or _depends_on_draws(bench) else [BLIND]
+
+
+def _gradients(run: Run) -> dict[str, torch.Tensor]:
+    return {name: p.grad.detach().clone() for name, p in run.model.named_parameters() if p.grad is not None}
 
 
 BLIND = untested("one draw from torch's generator before each batch changes nothing: is dropout ever on?")
@@ -233,8 +131,7 @@ def _depends_on_draws(bench: Bench) -> bool:
     def draw(_n: int) -> None:
         torch.rand(1), random.random()
 
-    blind, drawn = (bench.run(total_steps=UPDATES, dropout=0.2, at=at) for at in (None, draw))
-    return not same(blind.weights, drawn.weights)
+    return not same(bench.run(**KILLED).weights, bench.run(**KILLED, at=draw).weights)
 
 
 def refused(bench: Bench) -> list[Line]:
@@ -245,7 +142,7 @@ def refused(bench: Bench) -> list[Line]:
         lines.append(
             _raises("resume() in an empty folder", run.trainer.resume, "it begins anew as if nothing were lost")
         )
-        folder = bench.folder()
+        folder = bench.new_folder()
         bench.run(total_steps=3, folder=folder)
         if bench.run(total_steps=3, folder=folder, resume=True).ended == "":
             other = bench.start(total_steps=3, folder=folder, width=10)
@@ -272,6 +169,8 @@ def _raises(what: str, call: Callable[[], object], likely: str) -> Line:
     try:
         with quiet():
             call()
+    except CannotMakeError as error:
+        return holds_if(True, f"{what}: {said(error.__cause__ or error)[:90]}")
     except (Exception, SystemExit) as error:
         return holds_if(True, f"{what}: {said(error)[:90]}")
     return holds_if(False, f"{what}: nothing is said", likely)
