@@ -1,20 +1,20 @@
 """What notebook 13 measures: bytes and seconds of an update, sharing over processes, a slow network, size and data."""
 
+import math
 import os
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
@@ -33,6 +33,9 @@ from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import TrainConfig, Trainer
 from tinytrain.watch.planner import GiB, memory_of
 from tinytrain.watch.tensor_memory import TensorMemory
+
+if TYPE_CHECKING:  # new processes import this file, and draw nothing
+    from matplotlib.figure import Figure
 
 Batch = dict[str, Tensor]
 WORK = ModelConfig(vocab_size=4000, d_model=128, n_layers=6, n_heads=4, max_positions=128)
@@ -145,7 +148,9 @@ def parts_of_a_step(config: ModelConfig, rows: int, rounds: int) -> dict[str, fl
             optimizer.step()
             optimizer.zero_grad()
         del logits, loss
-    return {part: 1000 * statistics.median(seconds[1:]) for part, seconds in taken.items()}  # not the first: it warms up
+    return {
+        part: 1000 * statistics.median(seconds[1:]) for part, seconds in taken.items()
+    }  # not the first: it warms up
 
 
 # Many processes: the same Trainer.
@@ -186,7 +191,7 @@ def train(
         losses[record["step"]] = record["loss"]
         return record["step"] != stop_after
 
-    every = stop_after if folder else None
+    every = 5 if folder else None
     config = TrainConfig(total_steps=updates, max_lr=3e-3, precision=precision, out=folder, checkpoint_every=every)
     trainer = Trainer(model, data, config, [look])
     if folder and any(Path(folder).glob("checkpoints/step_*")):
@@ -208,51 +213,79 @@ def _own_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
-def own_loop(rank: int, optimizer_first: bool, updates: int) -> list[float]:
-    """A loop written for one process, on a sharded model; the optimizer is made before ``shard`` or after it."""
-    torch.manual_seed(0)
-    model = GPT(PRESETS["nano"])
-    if optimizer_first:
-        optimizer = build_adamw(model, lr=3e-3)
-        shard(model)
-    else:
-        shard(model)
-        optimizer = build_adamw(model, lr=3e-3)
-    batch, losses = RowBatches(rows=text_rows(), batch_size=16)[0][0], []
-    for _ in range(updates):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(batch["input_ids"]), batch["labels"])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+def train_all(rank: int, cases: Mapping[str, tuple]) -> dict[str, dict[str, Any]]:
+    """``train(rank, *arguments)`` for each case, one after the other."""
+    return {name: train(rank, *arguments) for name, arguments in cases.items()}
 
 
-def exchanged(rank: int, ways: Sequence[str], updates: int) -> dict[str, float]:
-    """Bytes that this process sends in an update, in parts of the bytes of all weights; ``DDP`` or ``sharded``."""
-    sent = {}
-    for way in ways:
+def own_loop(rank: int, updates: int) -> dict[str, list[float]]:
+    """Losses of a loop written for one process, on a sharded model: the optimizer is made first, or after ``shard``."""
+    found = {}
+    for order in ("before shard", "after shard"):
+        torch.manual_seed(0)
+        model = GPT(PRESETS["nano"])
+        if order == "before shard":
+            optimizer = build_adamw(model, lr=1e-3)
+        shard(model)
+        if order == "after shard":
+            optimizer = build_adamw(model, lr=1e-3)
+        batch, losses = RowBatches(rows=text_rows(), batch_size=16)[0][0], []
+        for _ in range(updates):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(batch["input_ids"]), batch["labels"])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found[order] = losses
+    return found
+
+
+def exchanged(rank: int, updates: int) -> dict[str, float]:
+    """Bytes that this process sends in an update with copies of a model (DDP) and with shares of one (FSDP2).
+
+    And for one vector in each of the three collectives. In parts of the bytes of all weights, or of the vector.
+    """
+    sent, world = {}, dist.get_world_size()
+    share = random_batch(replace(PRESETS["tiny"], max_positions=8), 2, rank)
+    for way in ("DDP", "FSDP2"):
         torch.manual_seed(0)
         model = GPT(PRESETS["tiny"])
         size = sum(p.nbytes for p in model.parameters())
         wrapped = replicate(model) if way == "DDP" else shard(model)
         optimizer = build_adamw(model, lr=1e-3)
-        share = random_batch(replace(PRESETS["tiny"], max_positions=8), 2, rank)
         train_step(wrapped, [share], optimizer, lr=1e-3)  # the first settles how messages are packed
-        dist.barrier()
-        before = bytes_sent()
-        for _ in range(updates):
-            train_step(wrapped, [share], optimizer, lr=1e-3)
-        dist.barrier()  # by now all has arrived
-        sent[way] = (bytes_sent() - before) / updates / size
-    return sent
+        sent[way] = _sent_by(lambda: train_step(wrapped, [share], optimizer, lr=1e-3), updates) / size  # noqa: B023
+    whole = torch.randn(240_000)
+    part = torch.randn(len(whole) // world)
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # the name before torch 2.13
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    collectives = {
+        "all-reduce": lambda: dist.all_reduce(whole),
+        "all-gather": lambda: gather(whole, part),
+        "reduce-scatter": lambda: scatter(part, whole),
+    }
+    return sent | {name: _sent_by(collective, 3) / whole.nbytes for name, collective in collectives.items()}
 
 
-def memory_and_work(rank: int, config: ModelConfig, rows: int) -> dict[str, float]:
+def _sent_by(action: Callable[[], Any], times: int) -> float:
+    dist.barrier()
+    before = bytes_sent()
+    for _ in range(times):
+        action()
+    dist.barrier()  # by now all has arrived
+    return (bytes_sent() - before) / times
+
+
+def memory_and_work(rank: int, cases: Mapping[str, tuple[ModelConfig, int]]) -> dict[str, dict[str, float]]:
     """Bytes at the fullest moment of an update and operations of its forward and backward pass, in this process.
 
-    ``rows`` are those of all processes together, and each takes its share. Outside a group: one process alone.
+    A case is a model and the rows of all processes together, of which each takes its share; in copies of the model
+    (DDP) if there are several.
     """
+    return {name: _memory_and_work(rank, *case) for name, case in cases.items()}
+
+
+def _memory_and_work(rank: int, config: ModelConfig, rows: int) -> dict[str, float]:
     torch.manual_seed(0)
     world = dist.get_world_size() if dist.is_initialized() else 1
     model = GPT(config)
@@ -275,74 +308,75 @@ def memory_and_work(rank: int, config: ModelConfig, rows: int) -> dict[str, floa
 
 
 class Link:
-    """A network that sends ``bytes_per_second``, one message after the other, while the processor does other things."""
+    """A network that sends ``bytes_per_second``, one message after the other, while the processor does other things.
+
+    ``send`` is a hook for DDP: a bucket's gradients come back when the link would have carried them.
+    """
 
     def __init__(self, bytes_per_second: float) -> None:
-        self.bytes_per_second, self._free_at, self.seconds = bytes_per_second, 0.0, 0.0
+        self.bytes_per_second = bytes_per_second
+        self.restart()
+
+    def restart(self) -> None:
+        """A new step begins."""
+        self.start = self.free = time.perf_counter()
+        self.ready: list[float] = []
+        self.sizes: list[int] = []
 
     def send(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        """DDP's hook: the bucket's gradients come back when the link would have carried them."""
+        values, now = bucket.buffer(), time.perf_counter()
+        self.free = max(now, self.free) + values.nbytes / self.bytes_per_second
+        self.ready.append(now - self.start)
+        self.sizes.append(values.nbytes)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        takes = bucket.buffer().nbytes / self.bytes_per_second
-        now = time.perf_counter()
-        self._free_at = max(now, self._free_at) + takes
-        self.seconds += takes
-        values = bucket.buffer()
-        threading.Timer(self._free_at - now, future.set_result, [values]).start()
+        threading.Timer(self.free - now, future.set_result, [values]).start()
         return future
 
 
-def step_time(compute: float, exchange: float, *, hidden: float = 0.0) -> float:
-    """Seconds of a step: ``compute``, and that part of ``exchange`` for which the backward pass leaves no room.
+def end_of_step(compute: float, ready: Sequence[float], sizes: Sequence[float], bytes_per_second: float) -> float:
+    """Seconds after which computing and sending are both done.
 
-    ``hidden`` is how many seconds of the computation can run beside the exchange: those of the backward pass after
-    its first bucket is full.
+    ``ready`` are the seconds at which the messages are ready to be sent, in order; the link sends one at a time.
     """
-    return compute + max(0.0, exchange - hidden)
+    free = 0.0
+    for at, size in zip(ready, sizes, strict=True):
+        free = max(at, free) + size / bytes_per_second
+    return max(compute, free)
 
 
-def slow_network(rank: int, seconds: Sequence[float], rounds: int, bucket_mb: float = 1.0) -> list[dict[str, float]]:
-    """Steps over links on which a step's gradients take ``seconds`` each; medians. For ``launch`` with one process.
+def slow_network(rank: int, cases: Mapping[str, tuple[int, float, float]], rounds: int) -> dict[str, dict[str, Any]]:
+    """Forward and backward over slow links. A case is (rows, MB of a bucket, seconds that the link needs for all).
 
-    ``hidden`` is how long backward still ran after the first message had left.
+    Medians of the seconds, and of the moments at which buckets were ready. The cases take turns. For ``launch`` with
+    one process: the others would compute what this one does, and the link stands for the way to them.
     """
-    torch.manual_seed(0)
-    model = GPT(PRESETS["tiny"])
-    batch = random_batch(PRESETS["tiny"], 8)
-    size = sum(p.nbytes for p in model.parameters())
-    steps = []
-    for takes in seconds:
+    runs = {}
+    for name, (rows, bucket_mb, seconds) in cases.items():
+        torch.manual_seed(0)
+        model = GPT(PRESETS["tiny"])
+        size = sum(p.nbytes for p in model.parameters())
+        link = Link(size / seconds if seconds else math.inf)
         copy = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
-        link, first_sent = Link(size / takes if takes else float("inf")), [0.0]
-
-        def send(
-            state: None,
-            bucket: dist.GradBucket,
-            link: Link = link,
-            first_sent: list[float] = first_sent,
-        ) -> torch.futures.Future[Tensor]:
-            first_sent[0] = first_sent[0] or time.perf_counter()
-            return link.send(state, bucket)
-
-        copy.register_comm_hook(None, send)
-        steps.append({"link": link, "copy": copy, "first": first_sent, "whole": [], "hidden": []})
-    for _ in range(rounds + 2):  # the first two settle how messages are packed
-        for step in steps:
-            model.zero_grad()
-            step["first"][0], step["link"].seconds, start = 0.0, 0.0, time.perf_counter()
-            cross_entropy(step["copy"](batch["input_ids"]), batch["labels"]).backward()
-            end = time.perf_counter()
-            step["whole"].append(end - start)
-            step["hidden"].append(end - step["first"][0])
-            step["sent"] = step["link"].seconds
-    return [
-        {
-            "whole": statistics.median(step["whole"][2:]),
-            "hidden": statistics.median(step["hidden"][2:]),
-            "exchange": step["sent"],
+        copy.register_comm_hook(None, link.send)
+        runs[name] = (copy, link, random_batch(model.config, rows))
+    whole: dict[str, list[float]] = {name: [] for name in cases}
+    ready: dict[str, list[list[float]]] = {name: [] for name in cases}
+    for number in range(rounds + 2):
+        for name, (copy, link, batch) in runs.items():
+            copy.zero_grad()
+            link.restart()
+            cross_entropy(copy(batch["input_ids"]), batch["labels"]).backward()
+            if number >= 2:  # the first two settle how messages are packed
+                whole[name].append(time.perf_counter() - link.start)
+                ready[name].append(link.ready)
+    return {
+        name: {
+            "seconds": statistics.median(whole[name]),
+            "ready": [statistics.median(moments) for moments in zip(*ready[name], strict=True)],
+            "sizes": link.sizes,
         }
-        for step in steps
-    ]
+        for name, (_, link, _) in runs.items()
+    }
 
 
 # torch.compile.
@@ -407,9 +441,7 @@ def held_out() -> tuple[Batch, ...]:
 
 def sized(d_model: int) -> ModelConfig:
     """Two layers of this width, with heads of 16."""
-    return ModelConfig(
-        vocab_size=256, d_model=d_model, n_layers=2, n_heads=d_model // 16, max_positions=ROW_LENGTH
-    )
+    return ModelConfig(vocab_size=256, d_model=d_model, n_layers=2, n_heads=d_model // 16, max_positions=ROW_LENGTH)
 
 
 def learn(d_model: int, characters: int, lr: float, seed: int, updates: int) -> dict[str, Any]:
@@ -442,8 +474,10 @@ COLOURS = {
 }
 
 
-def draw_memory(model: str, rows: int, precision: str, recompute: str, loss_chunk: str, processes: int) -> Figure:
+def draw_memory(model: str, rows: int, precision: str, recompute: str, loss_chunk: str, processes: int) -> "Figure":
     """The planned memory of one process, by kind, for ``rows`` rows at a time; sharded if there are many processes."""
+    from matplotlib.figure import Figure
+
     config = PRESETS[model]
     memory = memory_of(
         config,
