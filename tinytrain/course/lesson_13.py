@@ -494,11 +494,12 @@ def draw_memory(model: str, rows: int, precision: str, recompute: str, loss_chun
         if size:
             ax.barh([0], [size / GiB], left=left, color=COLOURS[kind], label=f"{kind} {size / GiB:.3g}")
             left += size / GiB
-    for limit, name in ((24, "24 GB card"), (80, "80"), (141, "141")):
-        if limit < 2.5 * left:
-            ax.axvline(limit * 1e9 / GiB, color="black", linestyle=":", linewidth=1)
-            ax.annotate(name, (limit * 1e9 / GiB, 0.44), fontsize=8, ha="right", rotation=90, va="top")
-    ax.set(yticks=[], xlabel="GiB in each process, at the fullest moment", xlim=(0, None))
+    limits = {limit: name for limit, name in ((24, "24 GiB"), (80, "80 GiB"), (131, "H200")) if limit < 1.7 * left}
+    for limit, name in limits.items():
+        ax.axvline(limit, color="black", linestyle=":", linewidth=1)
+        ax.annotate(f" {name}", (limit, -0.52), fontsize=8, annotation_clip=False, va="bottom")
+    right = 1.1 * max(left, *limits, 0)
+    ax.set(yticks=[], xlabel="GiB in each process, at the fullest moment", xlim=(0, right), ylim=(-0.55, 0.45))
     ax.set_title(f"{model}, {rows} rows of {config.max_positions}: {left:.3g} GiB", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return figure
