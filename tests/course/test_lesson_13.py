@@ -16,9 +16,9 @@ from tinytrain.course.lesson_13 import (
     exchanged,
     held_out,
     learn,
-    memory_and_work,
     own_loop,
     parts_of_a_step,
+    peaks,
     plays,
     random_batch,
     slow_network,
@@ -94,9 +94,12 @@ def test_switches_leave_the_losses_alone(alone, switch):
 
 
 def test_an_optimizer_made_before_sharding_teaches_nothing():
-    losses = launch(own_loop, 2, 3, device="cpu")[0]
-    assert len(set(losses["before shard"])) == 1
-    assert losses["after shard"][2] < losses["after shard"][0] == losses["before shard"][0]
+    first, second = launch(own_loop, 2, 3, device="cpu")
+    assert first["kept"] == 0
+    for losses in (first, second):
+        assert len(set(losses["before shard"])) == 1
+        assert losses["after shard"][2] < losses["after shard"][0] == losses["before shard"][0]
+    assert first["after shard"] != second["after shard"]  # each has rows of its own
 
 
 def test_shares_send_more_than_copies():
@@ -106,11 +109,20 @@ def test_shares_send_more_than_copies():
         assert sent["FSDP2"] == pytest.approx(gathers + sums, abs=0.05)
 
 
-def test_copies_halve_the_work_and_not_the_weights():
-    cases = {"weights": (ModelConfig(vocab_size=900, d_model=64, n_layers=2, n_heads=2, max_positions=4), 2)}
-    one, pair = memory_and_work(0, cases)["weights"], launch(memory_and_work, 2, cases, device="cpu")[0]["weights"]
-    assert 2 * pair["operations"] == one["operations"] > 0
-    assert pair["bytes"] > 0.95 * one["bytes"] > 0
+def test_copies_keep_the_weights_and_shares_halve_them():
+    weights = ModelConfig(vocab_size=900, d_model=64, n_layers=6, n_heads=2, max_positions=4)
+    cases = {"weights": (weights, 2), "rows": (SMALL, 16)}
+    one = peaks(0, cases, "alone")
+    for name, (config, rows) in cases.items():
+        assert one[name] == pytest.approx(memory_of(config, micro_batch_size=rows).total, rel=0.03)
+    copies, shares = (launch(peaks, 2, cases, way, device="cpu") for way in ("copies", "shares"))
+    for copy, share in zip(copies, shares, strict=True):
+        assert 0.95 * one["weights"] < copy["weights"] < 1.4 * one["weights"]
+        assert share["weights"] < 0.75 * one["weights"]
+        assert max(copy["rows"], share["rows"]) < 0.75 * one["rows"]
+        for name, (config, rows) in cases.items():  # an estimate
+            planned = memory_of(config, micro_batch_size=rows // 2, shards=2).total
+            assert share[name] == pytest.approx(planned, rel=0.15)
 
 
 def test_a_link_sends_one_message_at_a_time():

@@ -19,15 +19,16 @@ def bytes_needed(
     shard: bool = False,
     recompute: bool = False,
 ) -> int:
-    """Bytes that one process holds when its logits' gradient is made; a whole number.
+    """Bytes that one process holds at most, as if all were there at once; a whole number.
 
-    Four bytes for each weight, gradient and each of AdamW's two moments. All processes have their copy of
-    these, or, with ``shard``, the same number each, rounded up to whole parameters. ``tokens`` are those that
-    one process has in work. For each of them: in every layer 64 times ``width`` bytes; with
-    ``recompute`` only 4 times ``width`` in every layer, and 64 times ``width`` for one layer
-    on top, the one that is being computed again. And 12 times ``vocabulary`` for the logits.
+    Four bytes for each weight, gradient and each of AdamW's two moments. All processes have
+    their copy of these, or, with ``shard``, the same number of parameters each, rounded up to
+    whole ones. ``tokens`` are those that one process has in work. For each of them: in every
+    layer 64 times ``width`` bytes; with ``recompute`` only 4 times ``width`` in every layer,
+    and 64 times ``width`` for one layer on top, the one that is being computed again. And 12
+    times ``vocabulary`` for the logits.
     """
-    own = math.ceil(parameters / processes) if shard else parameters
+    own = -(-parameters // processes) if shard else parameters  # rounded up
     activations = 4 * width * layers + 64 * width if recompute else 64 * width * layers
     return 16 * own + tokens * (activations + 12 * vocabulary)
 
@@ -43,6 +44,10 @@ _BYTES = {
     "With `shard` the moments and gradients are shared out as well, not the weights alone.": {"shares weights": True},
     "`shard` changes nothing here: then each process has its part of the 16 bytes for each parameter.": {"no share": 1},
     "A part is rounded up, so that nothing is left over.": {"floor": True},
+    "Round up to whole parameters first; each of them has its 16 bytes.": {"bytes rounded": True},
+    "`tokens` are those of one process already, also with `shard`: they are not divided.": {"fewer if shared": True},
+    "`tokens` are those of one process already: they are not divided.": {"fewer tokens": True},
+    "The layer that is computed again comes on top of what every layer keeps: none is left out.": {"instead": True},
     "With `recompute` one layer is computed again, and it is there in full.": {"no layer": True},
     "With `recompute` each layer still keeps what enters it: 4 times `width` for each token.": {"no inputs": True},
     "`recompute` changes nothing here: then a layer keeps 4 times `width` and no longer 64.": {"no recompute": True},
@@ -57,14 +62,19 @@ _BYTES = {
 
 def _bytes_with(mistake: Mapping[str, object], plan: Mapping[str, int]) -> int:
     P, n, tokens, width, layers = (plan[k] for k in ("parameters", "processes", "tokens", "width", "layers"))
+    if "fewer tokens" in mistake or ("fewer if shared" in mistake and plan["shard"]):
+        tokens //= n
     shares = (plan["shard"] or "always shares" in mistake) and "no share" not in mistake
     each = int(mistake.get("each", 16))  # type: ignore[call-overload]
     part = P // n if "floor" in mistake else -(-P // n)
     fixed = each * (part if shares else P)
+    if "bytes rounded" in mistake and shares:
+        fixed = -(-each * P // n)
     if "shares weights" in mistake and shares:
         fixed = 4 * part + 12 * P
     if plan["recompute"] and "no recompute" not in mistake:
-        kept = 4 * width * layers * ("no inputs" not in mistake) + 64 * width * ("no layer" not in mistake)
+        inputs = layers - ("instead" in mistake)
+        kept = 4 * width * inputs * ("no inputs" not in mistake) + 64 * width * ("no layer" not in mistake)
     else:
         kept = 64 * width * layers
     logits = int(mistake.get("logits", 12)) * plan["vocabulary"]  # type: ignore[call-overload]
@@ -75,7 +85,7 @@ def _bytes_with(mistake: Mapping[str, object], plan: Mapping[str, int]) -> int:
 def check_bytes_needed(answer: Callable[..., int], report: Report) -> None:
     """Plans of every kind, with sizes that no rounding hides."""
     kinds = [(1, False, False), (1, False, True), (2, False, False), (3, True, False), (4, True, True)]
-    kinds += [(1, True, False), (random.randint(5, 9), False, True)]
+    kinds += [(1, True, False), (1, True, True), (random.randint(5, 9), False, True)]
     for processes, shard, recompute in kinds:
         plan = {
             "parameters": random.randint(5_000, 9_000) * 720 + 1,  # rounding up and down differ for 2 to 9 processes
@@ -101,7 +111,7 @@ def check_bytes_needed(answer: Callable[..., int], report: Report) -> None:
 
 
 def _any_bytes(value: int, wanted: int) -> str:
-    return f"It is {value / wanted:.3f} times what is wanted. Write the four parts as separate lines and look at each."
+    return f"It is {value - wanted:+,} bytes off. Write the three parts as separate lines and look at each."
 
 
 def timetable(
@@ -117,10 +127,11 @@ def timetable(
 ) -> tuple[int, int, float]:
     """(tokens in an update, updates, hours) of a run that reads at least ``tokens``.
 
-    Each of ``processes`` has a device of its own, and takes ``accumulation`` micro-batches of ``rows`` rows of
-    ``row_length`` tokens for an update. The last update is a full one like all others, so a little more than
-    ``tokens`` may be read, and its time counts. A token takes ``flops_per_token`` operations; a device
-    could do ``peak_tflops`` times 10^12 in a second, and does the share ``mfu`` (0 to 1) of it.
+    Each of ``processes`` has a device of its own, and takes ``accumulation`` micro-batches of
+    ``rows`` rows of ``row_length`` tokens for an update. The last update is a full one like all
+    others, so a little more than ``tokens`` may be read, and its time counts. A token takes
+    ``flops_per_token`` operations; a device could do ``peak_tflops`` times 10^12 in a second,
+    and does the share ``mfu`` (0 to 1) of it.
     """
     per_update = rows * row_length * accumulation * processes
     updates = -(-tokens // per_update)
@@ -129,8 +140,9 @@ def timetable(
 
 
 def check_timetable(answer: Callable[..., tuple[int, int, float]], report: Report) -> None:
-    """A run on one device, on several, one that divides evenly, and one of a single update."""
+    """A run on one device, on several, one that divides evenly, one of a single update, one with a last bit."""
     cases = {"one device": 1, "several devices": random.randint(4, 7), "updates that divide evenly": 2, "one update": 3}
+    cases["little left for the last update"] = 2
     for case, processes in cases.items():
         run = {
             "rows": random.randint(8, 12),  # no two factors alike, so that a missing one can be told
@@ -143,7 +155,11 @@ def check_timetable(answer: Callable[..., tuple[int, int, float]], report: Repor
         }
         each = run["rows"] * run["accumulation"] * processes * run["row_length"]
         n = {"one update": 1}.get(case, random.randint(4, 9))
-        left = 0 if case == "updates that divide evenly" else random.randint(each // 4, each // 2)
+        left = random.randint(each // 4, each // 2)  # tokens that the last update has too many
+        if case == "updates that divide evenly":
+            left = 0
+        elif case == "little left for the last update":  # down is the nearest, and wrong
+            left = random.randint(3 * each // 4, 4 * each // 5)
         tokens = int(n * each - left)
         wanted = (int(each), n, n * each * run["flops_per_token"] / processes / run["peak_tflops"] / 1e12 / run["mfu"])
         wanted = (*wanted[:2], wanted[2] / 3600)
@@ -173,7 +189,7 @@ def _likely_tokens(value: int, run: Mapping[str, float]) -> str:
 
 def _likely_updates(value: int, tokens: int, each: float) -> str:
     if value == tokens // each:
-        return "It is rounded down: so many updates read less than `tokens`."
+        return "It is rounded down, or to the nearest: so many updates read less than `tokens`."
     if value == tokens // each + 1:
         return "Where `tokens` divide evenly there is one update too many."
     return "It is `tokens` over the tokens of an update, rounded up."
@@ -195,6 +211,7 @@ def _likely_hours(value: float, wanted: float, read: float, run: Mapping[str, fl
         / run["processes"],
         "An update has `accumulation` micro-batches, and all of them take time.": 1 / run["accumulation"],
         "`flops_per_token` is forward and backward already.": 3,
+        "`peak_tflops` counts 10^12 operations at a time.": 1e12,
     }
     found = [text for text, factor in told.items() if abs(factor - 1) > 1e-9 and is_(factor)]
     return found[0] if found else "Tokens of all updates, over tokens per second, over 3600."
@@ -203,15 +220,16 @@ def _likely_hours(value: float, wanted: float, read: float, run: Mapping[str, fl
 def own_seconds(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     """For each name the seconds that were its own, not those of spans inside it.
 
-    ``spans`` holds (name, start, end), in any order. A span lies wholly inside another or wholly outside it,
-    spans inside it may have spans inside them, and each lasts some time. A name that occurs several times gets the sum.
-    A span that follows another may begin when that one ends, and one that lies inside another may begin or
-    end with it; no two are the same. All own seconds together are the time of the outermost spans. ``spans`` stays
-    as it is.
+    ``spans`` holds (name, start, end), in any order. A span lies wholly inside another or
+    wholly outside it, spans inside it may have spans inside them, and each lasts some time. A
+    name that occurs several times gets the sum; one of which nothing is left gets 0. A span
+    that follows another may begin when that one ends, and one that lies inside another may
+    begin or end with it; no two are the same. All own seconds together are the time of the
+    outermost spans. ``spans`` stays as it is.
     """
     own: dict[str, float] = {}
     around: list[tuple[str, float, float]] = []
-    for span in sorted(spans, key=lambda span: (span[1], -span[2])):  # an outer one before those inside it
+    for span in sorted(spans, key=lambda s: (s[1], -s[2])):  # an outer one before those inside
         name, start, end = span
         while around and around[-1][2] <= start:
             around.pop()
@@ -254,7 +272,7 @@ def _some() -> float:
 
 
 def check_own_seconds(answer: Callable[..., dict[str, float]], report: Report) -> None:
-    """A step of one level, of two, of three; names that occur again; several steps."""
+    """A step of one level, of two, of three; one that is full; names that occur again; several steps."""
 
     def leaf(name: str) -> Tree:
         return (name, _some(), [])
@@ -266,6 +284,7 @@ def check_own_seconds(answer: Callable[..., dict[str, float]], report: Report) -
         "one after the other": [leaf("data"), leaf("forward"), leaf("backward"), leaf("optimizer")],
         "one level inside": [("step", _some(), [leaf("forward"), leaf("backward")]), leaf("data")],
         "two levels inside": [("step", _some(), [("forward", _some(), [leaf("attention"), leaf("loss")])])],
+        "nothing but what is inside": [leaf("data"), ("step", 0.0, [leaf("forward"), leaf("backward")])],
         "the same name again": [leaf("data"), ("step", _some(), [block(), block()]), leaf("data")],
         "a name inside itself": [("block", _some(), [("block", _some(), [leaf("norm")])])],
         "three steps": [("step", _some(), [("forward", _some(), [block()]), leaf("backward")]) for _ in range(3)],
@@ -294,6 +313,10 @@ def _likely_seconds(value: Mapping[str, float], spans: list[tuple[str, float, fl
         last[name] = end - start - sum(_direct(s, inside) for s in inside)
         twice[name] = twice.get(name, 0.0) + end - start - sum(s[2] - s[1] for s in inside)
     total = sum(own.values())
+    others = dict.fromkeys(own, 0.0)
+    for name, start, end in spans:
+        inside = [s for s in spans if start <= s[1] and s[2] <= end and s != (name, start, end)]
+        others[name] += end - start - sum(_direct(s, inside) for s in inside if s[0] != name)
 
     def same(other: Mapping[str, float]) -> bool:
         return other != own and all(abs(value[name] - other[name]) <= 1e-6 for name in own)
@@ -304,11 +327,37 @@ def _likely_seconds(value: Mapping[str, float], spans: list[tuple[str, float, fl
         "span around it.": twice,
         "Where a name occurs again the old seconds were written over: add them up.": last,
         "Those are shares. Wanted are seconds.": {name: seconds / total for name, seconds in own.items()},
+        "Those are milliseconds. Wanted are seconds.": {name: 1000 * seconds for name, seconds in own.items()},
+        "A span inside one of the same name is a span like others: take it away from the one around it.": others,
+        "Of spans that begin together the longer one comes first: it is the one around.": _stacked(spans, _by_start),
+        "Of spans that begin together the longer one comes first, not the shorter.": _stacked(spans, _by_start_and_end),
     }
     found = [text for text, other in told.items() if same(other)]
     if not found and any(value[name] < -1e-6 for name in own):
         return "There are negative seconds: something was taken away more often than it was added."
     return found[0] if found else "From each span take away those directly inside it, and add up by name."
+
+
+def _by_start(span: tuple[str, float, float]) -> float:
+    return span[1]
+
+
+def _by_start_and_end(span: tuple[str, float, float]) -> tuple[float, float]:
+    return span[1:]
+
+
+def _stacked(spans: list[tuple[str, float, float]], order: Callable[..., object]) -> dict[str, float]:
+    """The own seconds as they come out in an order in which an inner span may stand before the one around it."""
+    own: dict[str, float] = {}
+    around: list[tuple[str, float, float]] = []
+    for span in sorted(spans, key=order):  # type: ignore[arg-type]
+        while around and around[-1][2] <= span[1]:
+            around.pop()
+        own[span[0]] = own.get(span[0], 0.0) + span[2] - span[1]
+        if around:
+            own[around[-1][0]] -= span[2] - span[1]
+        around.append(span)
+    return own
 
 
 def _direct(span: tuple[str, float, float], inside: list[tuple[str, float, float]]) -> float:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.flop_counter import FlopCounterMode
 
 from tinytrain.corpus import load_corpus
 from tinytrain.course.lesson_09 import bytes_sent
@@ -120,7 +119,7 @@ def compare(ways: Mapping[str, Mapping[str, Any]], config: ModelConfig, rows: in
 
 
 def parts_of_a_step(config: ModelConfig, rows: int, rounds: int) -> dict[str, float]:
-    """Median milliseconds of the parts of an update on real text, each timed by itself."""
+    """Median milliseconds of the parts of an update on random ids, each timed by itself."""
     ids = torch.randint(config.vocab_size, (200 * config.max_positions + 1,))
     data = RowBatches(rows=TokenRows(ids, config.max_positions, config.vocab_size, "random"), batch_size=rows)
     model = GPT(config)
@@ -182,7 +181,8 @@ def train(
         recompute_activations(model)
     if switches.get("shard"):
         shard(model)
-    data = RowBatches(rows=text_rows(), batch_size=32, micro_batch_size=switches.get("micro_batch_size"))
+    pieces = switches.get("micro_batch_size")
+    data = RowBatches(rows=text_rows(), batch_size=32, micro_batch_size=pieces)
     precision = switches.get("precision", "fp32")
 
     losses: dict[int, float] = {}
@@ -218,18 +218,25 @@ def train_all(rank: int, cases: Mapping[str, tuple]) -> dict[str, dict[str, Any]
     return {name: train(rank, *arguments) for name, arguments in cases.items()}
 
 
-def own_loop(rank: int, updates: int) -> dict[str, list[float]]:
-    """Losses of a loop written for one process, on a sharded model: the optimizer is made first, or after ``shard``."""
-    found = {}
+def own_loop(rank: int, updates: int) -> dict[str, Any]:
+    """Losses of a loop written for one process, on a sharded model: the optimizer is made first, or after ``shard``.
+
+    Each process trains on its own half of the rows. ``"kept"`` is how many of the parameters that were there before
+    ``shard`` are still those of the model.
+    """
+    found: dict[str, Any] = {}
     for order in ("before shard", "after shard"):
         torch.manual_seed(0)
         model = GPT(PRESETS["nano"])
+        before = list(model.parameters())
         if order == "before shard":
             optimizer = build_adamw(model, lr=1e-3)
         shard(model)
         if order == "after shard":
             optimizer = build_adamw(model, lr=1e-3)
-        batch, losses = RowBatches(rows=text_rows(), batch_size=16)[0][0], []
+        found["kept"] = sum(old is new for old, new in zip(before, model.parameters(), strict=True))
+        data, losses = RowBatches(rows=text_rows(), batch_size=16), []
+        batch = data.rows.stack(data.rows_of(0)[rank :: dist.get_world_size()])
         for _ in range(updates):
             optimizer.zero_grad()
             loss = cross_entropy(model(batch["input_ids"]), batch["labels"])
@@ -276,32 +283,30 @@ def _sent_by(action: Callable[[], Any], times: int) -> float:
     return (bytes_sent() - before) / times
 
 
-def memory_and_work(rank: int, cases: Mapping[str, tuple[ModelConfig, int]]) -> dict[str, dict[str, float]]:
-    """Bytes at the fullest moment of an update and operations of its forward and backward pass, in this process.
+def peaks(rank: int, cases: Mapping[str, tuple[ModelConfig, int]], way: str) -> dict[str, int]:
+    """For each case the bytes at the fullest moment of an update in this process.
 
-    A case is a model and the rows of all processes together, of which each takes its share; in copies of the model
-    (DDP) if there are several.
+    A case is a model and the rows of all processes together, of which each takes its part. ``way`` is ``"alone"``,
+    ``"copies"`` (DDP) or ``"shares"`` (FSDP2).
     """
-    return {name: _memory_and_work(rank, *case) for name, case in cases.items()}
+    return {name: _peak(rank, config, rows, way) for name, (config, rows) in cases.items()}
 
 
-def _memory_and_work(rank: int, config: ModelConfig, rows: int) -> dict[str, float]:
+def _peak(rank: int, config: ModelConfig, rows: int, way: str) -> int:
     torch.manual_seed(0)
-    world = dist.get_world_size() if dist.is_initialized() else 1
+    world = 1 if way == "alone" else dist.get_world_size()
     model = GPT(config)
-    wrapped = replicate(model) if world > 1 else model
+    wrapped = {"alone": lambda model: model, "copies": replicate, "shares": shard}[way](model)
     optimizer, batch = build_adamw(model, lr=1e-3), random_batch(config, rows // world, rank)
     for _ in range(2):
         train_step(wrapped, [batch], optimizer, lr=1e-3)
     moments = [value for state in optimizer.state.values() for value in state.values()]
-    if world == 1:
+    if way != "copies":
         model.zero_grad(set_to_none=True)  # of a copy, the gradients lie in DDP's buckets, which stay
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    with TensorMemory([*model.parameters(), *moments, *gradients]) as memory:
+    with TensorMemory(map(_own_part, [*model.parameters(), *moments, *gradients])) as memory:
         train_step(wrapped, [batch], optimizer, lr=1e-3)
-    with FlopCounterMode(display=False) as counted:
-        cross_entropy(model(batch["input_ids"]), batch["labels"]).backward()
-    return {"bytes": memory.peak, "operations": counted.get_total_flops()}
+    return memory.peak
 
 
 # A slow network.
@@ -333,7 +338,12 @@ class Link:
         return future
 
 
-def end_of_step(compute: float, ready: Sequence[float], sizes: Sequence[float], bytes_per_second: float) -> float:
+def end_of_step(
+    compute: float,
+    ready: Sequence[float],
+    sizes: Sequence[float],
+    bytes_per_second: float,
+) -> float:
     """Seconds after which computing and sending are both done.
 
     ``ready`` are the seconds at which the messages are ready to be sent, in order; the link sends one at a time.
@@ -344,7 +354,7 @@ def end_of_step(compute: float, ready: Sequence[float], sizes: Sequence[float], 
     return max(compute, free)
 
 
-def slow_network(rank: int, cases: Mapping[str, tuple[int, float, float]], rounds: int) -> dict[str, dict[str, Any]]:
+def slow_network(rank: int, cases: Mapping[Any, tuple[int, float, float]], rounds: int) -> dict[Any, dict[str, Any]]:
     """Forward and backward over slow links. A case is (rows, MB of a bucket, seconds that the link needs for all).
 
     Of the fastest round the seconds, and the moments at which buckets were ready. The cases take turns. For ``launch``
@@ -359,7 +369,7 @@ def slow_network(rank: int, cases: Mapping[str, tuple[int, float, float]], round
         copy = DistributedDataParallel(model, bucket_cap_mb=bucket_mb)
         copy.register_comm_hook(None, link.send)
         runs[name] = (copy, link, random_batch(model.config, rows))
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in cases}
+    found: dict[Any, list[dict[str, Any]]] = {name: [] for name in cases}
     for number in range(rounds + 2):
         for name, (copy, link, batch) in runs.items():
             copy.zero_grad()
@@ -492,6 +502,7 @@ def draw_memory(model: str, rows: int, precision: str, recompute: str, loss_chun
         ax.annotate(f" {name}", (limit, -0.52), fontsize=8, annotation_clip=False, va="bottom")
     right = 1.1 * max(left, *limits, 0)
     ax.set(yticks=[], xlabel="GiB in each process, at the fullest moment", xlim=(0, right), ylim=(-0.55, 0.45))
-    ax.set_title(f"{model}, {rows} rows of {config.max_positions}: {left:.3g} GiB", fontsize=10)
+    estimate = ", an estimate" if processes > 1 else ""
+    ax.set_title(f"{model}, {rows} rows of {config.max_positions}: {left:.3g} GiB{estimate}", fontsize=10)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return figure

@@ -21,6 +21,25 @@ def needed(each=16, *, always=False, never=False, everything=False, weights=Fals
     return answer
 
 
+def instead(parameters, tokens, *, width, layers, vocabulary, processes=1, shard=False, recompute=False):
+    own = -(-parameters // processes) if shard else parameters
+    kept = 4 * width * (layers - 1) + 64 * width if recompute else 64 * width * layers
+    return 16 * own + tokens * (kept + 12 * vocabulary)
+
+
+def bytes_rounded(parameters, tokens, *, processes=1, shard=False, **sizes):
+    rest = needed()(0, tokens, **sizes)
+    return (-(-16 * parameters // processes) if shard else 16 * parameters) + rest
+
+
+def fewer_tokens(only_shared):
+    def answer(parameters, tokens, *, processes=1, shard=False, **sizes):
+        own = tokens // processes if shard or not only_shared else tokens
+        return needed()(parameters, own, processes=processes, shard=shard, **sizes)
+
+    return answer
+
+
 def logits_once(parameters, tokens, *, width, layers, vocabulary, processes=1, shard=False, recompute=False):
     own = -(-parameters // processes) if shard else parameters
     kept = 4 * width * layers + 64 * width if recompute else 64 * width * layers
@@ -120,6 +139,19 @@ def in_the_given_order(spans):
     return found
 
 
+def sorted_by(order):
+    return lambda spans: in_the_given_order(sorted(spans, key=order))
+
+
+def other_names_only(spans):
+    """Takes away what lies directly inside, unless it has the name of the span itself."""
+    found = {}
+    for one in spans:
+        own = one[2] - one[1] - sum(s[2] - s[1] for s in direct(spans, one) if s[0] != one[0])
+        found[one[0]] = found.get(one[0], 0) + own
+    return found
+
+
 def sorts_in_place(spans):
     spans.sort(key=lambda s: (s[1], -s[2]))
     return in_the_given_order(spans)
@@ -152,6 +184,11 @@ WRONG = {
         "no logits": (needed(logits=0), "The logits are missing"),
         "logits alone": (needed(logits=4), "12 bytes for each"),
         "logits once": (logits_once, "for every token, not once"),
+        "one layer less": (instead, "none is left out"),
+        "bytes rounded up": (bytes_rounded, "whole parameters first"),
+        "fewer tokens": (fewer_tokens(False), "they are not divided"),
+        "fewer tokens of a share": (fewer_tokens(True), "also with `shard`"),
+        "far off": (needed(logits=13), "bytes off"),
         "a float": (lambda *a, **k: float(needed()(*a, **k)), "It returned float"),
     },
     2: {
@@ -159,6 +196,7 @@ WRONG = {
         "no processes": (table("processes"), "`processes` is missing"),
         "no rows": (table("rows"), "`rows` is missing"),
         "rounded down": (table(updates=lambda t, each: t // each), "rounded down"),
+        "the nearest": (table(updates=lambda t, each: round(t / each)), "or to the nearest"),
         "always one more": (table(updates=lambda t, each: t // each + 1), "one update too many"),
         "updates not whole": (table(updates=lambda t, each: t / each), "which gives an int"),
         "seconds": (table(hours=lambda s, *_: s), "Those are seconds"),
@@ -168,6 +206,7 @@ WRONG = {
         "mfu above": (table(hours=lambda s, r, p, mfu, a: s * mfu**2 / 3600), "under the fraction"),
         "one device": (table(hours=lambda s, r, p, mfu, a: s * p / 3600), "All devices work at the same time"),
         "devices twice": (table(hours=lambda s, r, p, mfu, a: s / p / 3600), "divided among the devices twice"),
+        "not tera": (table(hours=lambda s, *_: s * 1e12 / 3600), "10^12 operations at a time"),
         "three times": (table(hours=lambda s, *_: 3 * s / 3600), "forward and backward already"),
     },
     3: {
@@ -175,6 +214,11 @@ WRONG = {
         "less all inside": (less_all_inside, "was taken away from the outermost span twice"),
         "written over": (written_over, "the old seconds were written over"),
         "shares": (shares, "Those are shares"),
+        "milliseconds": (lambda spans: {n: 1000 * s for n, s in by_direct(spans).items()}, "Those are milliseconds"),
+        "drops what is empty": (lambda spans: {n: s for n, s in by_direct(spans).items() if s}, "Wanted are the names"),
+        "other names only": (other_names_only, "A span inside one of the same name"),
+        "by start": (sorted_by(lambda s: s[1]), "the longer one comes first"),
+        "by start and end": (sorted_by(lambda s: s[1:]), "the longer one comes first"),
         "in the given order": (in_the_given_order, "DOES NOT HOLD"),
         "sorts in place": (sorts_in_place, "What was handed in is the caller's"),
         "a list": (lambda spans: list(by_direct(spans).items()), "It returned list"),
