@@ -2,8 +2,8 @@
 
 The byte counts are those of this package's ``GPT`` and ``train_step``. They follow from what autograd keeps for the
 backward pass, and are tested against a count of every tensor of a real update (``watch.tensor_memory``), in one
-process. What sharding takes is an estimate: in small models it lay within a tenth of the count. Not in them: what a GPU's context and allocator keep for themselves, for
-which ``plan`` has a reserve, and the buffers of kernels.
+process. What sharding takes is an estimate: in small models it lay within a tenth of the count. Not in them: what a
+GPU's context and allocator keep for themselves, for which ``plan`` has a reserve, and the buffers of kernels.
 """
 
 import math

@@ -16,8 +16,9 @@ class TensorMemory(TorchDispatchMode):
     ``with TensorMemory(held=model.parameters()) as memory: ...`` and then ``memory.peak``, the most bytes that were
     held at one time, and ``memory.now``. ``held`` are tensors from before that count as well. Tensors that share
     their storage count once. A storage that is emptied and filled again, as ``fully_shard`` does with the weights that
-    it gathers, counts with the size that it has at each operation. What an operation needs inside itself and gives back is not seen, nor is what an
-    allocator keeps in reserve; on a GPU ``torch.cuda.max_memory_allocated`` sees the first of the two.
+    it gathers, counts with the size that it has at each operation. What an operation needs inside itself and gives
+    back is not seen, nor is what an allocator keeps in reserve; on a GPU ``torch.cuda.max_memory_allocated`` sees the
+    first of the two.
 
     >>> with TensorMemory() as memory:
     ...     x = torch.zeros(1000)
