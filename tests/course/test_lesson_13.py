@@ -165,6 +165,20 @@ def test_a_run_by_size_is_repeatable_and_evaluates_eight_times():
     assert run["evals"][16] < 5.6
 
 
+def test_a_seed_chooses_the_first_weights_and_the_order_of_rows(monkeypatch):
+    begun, trainer = [], lesson_13.Trainer
+
+    def look(model, data, *rest, **named):
+        begun.append((next(model.parameters()).sum().item(), data.rows_of(0)))
+        return trainer(model, data, *rest, **named)
+
+    monkeypatch.setattr(lesson_13, "Trainer", look)
+    for seed in (0, 1):
+        learn(16, 4000, 4e-3, seed, 16)
+    (weights, order), (other_weights, other_order) = begun
+    assert weights != other_weights and order != other_order
+
+
 def test_texts_grow_from_the_same_start_and_held_out_rows_are_others():
     assert len(plays(4000)) == 63 and len(plays(64_000)) == 1000
     assert torch.equal(plays(4000)[5]["input_ids"], plays(64_000)[5]["input_ids"])
@@ -182,6 +196,7 @@ def test_the_picture_of_a_plan_has_a_bar_for_each_kind():
     assert len(ax.patches) == len(kinds) == len(figure.legends[0].get_texts())
     assert sum(patch.get_width() for patch in ax.patches) == pytest.approx(memory.total / 2**30)
     smaller = draw_memory("350m", 16, "bf16", "yes", "yes", 8)
+    assert "estimate" in smaller.axes[0].get_title() and "estimate" not in ax.get_title()
     assert sum(patch.get_width() for patch in smaller.axes[0].patches) < 0.5 * memory.total / 2**30
 
 
