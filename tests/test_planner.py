@@ -105,6 +105,21 @@ def test_memory_with_the_loss_in_chunks_is_that_of_a_real_update(precision, micr
     assert planned.total < 0.4 * memory_of(config, micro_batch_size=16, precision=precision).total
 
 
+@pytest.mark.parametrize(
+    ("rows", "precision", "chunk"),
+    [
+        (2, "fp32", 16),  # the fullest moment is the sum of the head's gradients, of one chunk and of those before
+        (2, "bf16", 16),
+        (4, "bf16", 128),  # the logits; the head's gradient has 16 bits
+        (2, "fp32", 128),  # one chunk: nothing to add to
+    ],
+)
+def test_the_heads_gradient_over_chunks_is_that_of_a_real_update(rows, precision, chunk):
+    config = config_of(9000, 128, 2)
+    planned = memory_of(config, micro_batch_size=rows, precision=precision, loss_chunk=chunk)
+    assert planned.total == pytest.approx(peak_of(config, rows, precision, False, 1, chunk), rel=0.01)
+
+
 def test_the_largest_micro_batch_fits_and_one_row_more_does_not():
     config, how = PRESETS["120m"], {"precision": "bf16", "accumulate": True}
     for memory in (6 * GiB, 24 * GiB, 80 * GiB):
@@ -163,6 +178,13 @@ def test_weights_and_gradients_alone_are_not_what_7b_needs():
 def test_what_cannot_be_is_refused_by_name(wrong, message):
     with pytest.raises(ValueError, match=message):
         plan(PRESETS["120m"], **wrong)
+
+
+def test_a_plan_says_that_shares_are_an_estimate():
+    how = {"batch_size": 8, "tokens": 1e9}
+    assert "estimate" in str(plan(PRESETS["120m"], processes=2, shard=True, **how))
+    assert "estimate" not in str(plan(PRESETS["120m"], processes=2, **how))
+    assert "estimate" not in str(plan(PRESETS["120m"], processes=1, shard=True, **how))
 
 
 def test_it_prints_what_a_reader_asks_for():

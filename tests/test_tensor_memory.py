@@ -44,3 +44,17 @@ def test_the_backward_pass_counts_too():
         gc.collect()
         assert memory.now == 48_000
     assert memory.peak > 88_000
+
+
+def test_a_storage_counts_with_the_size_that_it_has():
+    gathered = torch.zeros(1000)
+    with TensorMemory([gathered]) as memory:
+        gathered.untyped_storage().resize_(0)  # as fully_shard lets go of what it has put together
+        other = torch.zeros(900)
+        assert memory.now == 3600 and memory.peak == 4000
+        gathered.untyped_storage().resize_(4000)
+        torch.zeros(1)
+        assert memory.peak == memory.now + 4 == 7604
+        del gathered
+        assert memory.now == 3600
+    assert other.sum() == 0

@@ -41,7 +41,9 @@ def test_the_verdict_follows_from_the_number(rule, measured, verdict):
 def test_a_rule_says_its_threshold():
     assert above(0.5).says == "more than 0.5"
     assert between(1, 2).says == "from 1 to 2"
-    assert only_if("it rains", below(2)).says == "less than 2 where it rains (the first number), and not elsewhere"
+    assert (
+        only_if("it rains", below(2)).says == "less than 2 where it rains (the first number), and not everywhere else"
+    )
     assert "0.3" in beyond_spread(0.1).says and "0.5" in beyond_spread(0.1, at_least=0.5).says
 
 

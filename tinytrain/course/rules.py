@@ -92,7 +92,7 @@ def only_if(condition: str, rule: Rule) -> Rule:
             return first
         return HOLDS if all(other == HOLDS for other in others) else f"holds if {condition}"
 
-    return Rule(f"{rule.says} where {condition} (the first number), and not elsewhere", judge)
+    return Rule(f"{rule.says} where {condition} (the first number), and not everywhere else", judge)
 
 
 def beyond_spread(spread: float, at_least: float = 0.0) -> Rule:

@@ -2,8 +2,8 @@
 
 The byte counts are those of this package's ``GPT`` and ``train_step``. They follow from what autograd keeps for the
 backward pass, and are tested against a count of every tensor of a real update (``watch.tensor_memory``), in one
-process; what sharding takes is an estimate. Not in them: what a GPU's context and allocator keep for themselves, for
-which ``plan`` has a reserve, and the buffers of kernels.
+process. What sharding takes is an estimate: in small models it lay within a tenth of the count. Not in them: what a
+GPU's context and allocator keep for themselves, for which ``plan`` has a reserve, and the buffers of kernels.
 """
 
 import math
@@ -113,14 +113,17 @@ def memory_of(
     full = 0 if shards == 1 else 4 * (P - L * 12 * D * D) + 2 * 4 * 12 * D * D  # gathered: the ends, and two blocks
     fixed = {"weights": 4 * share + full, "moments": 8 * share}
     gradients = 4 * share if accumulate else 0
+    chunk = min(n, loss_chunk or n)
+    head = narrow * V * D if chunk < n else 0  # the head's gradient, to which each chunk adds its own
     loss = {
         **fixed,
         "gradients": gradients,
         "casts": alone if recompute else casts,
         "activations": kept,
-        "logits": 12 * min(n, loss_chunk or n) * V,
-        "temporary": table if loss_chunk else 0,  # the head's gradient, which grows chunk by chunk
+        "logits": 12 * chunk * V,
+        "temporary": head,
     }
+    adding = {**loss, "logits": 0, "temporary": 3 * head}  # of the chunks before, of this one, and their sum
     # A block's backward pass, of the last one and of the first: GELU's gradients, and the stream's; the table's waits.
     backward = [
         {
@@ -142,7 +145,7 @@ def memory_of(
         "logits": 0,
         "temporary": (3 if accumulate else 2) * table,
     }
-    return max((Memory(**moment) for moment in (loss, *backward, embedding)), key=lambda memory: memory.total)
+    return max((Memory(**moment) for moment in (loss, adding, *backward, embedding)), key=lambda memory: memory.total)
 
 
 def _check(config: ModelConfig, rows: int, row_length: int, precision: str, shards: int) -> None:
@@ -220,12 +223,13 @@ class Plan:
     def rows(self) -> Mapping[str, str]:
         """What is planned, in words, by name."""
         limit = "" if self.memory_limit is None else f" of {self.memory_limit / GiB:.4g} GiB"
+        estimate = "; with shares an estimate" if self.shard and self.processes > 1 else ""
         kinds = [f"{name} {size / GiB:.3g}" for name, size in vars(self.memory).items() if size]
         c = self.config
         return {
             "model": f"{c.n_layers} layers, width {c.d_model}, {c.n_heads} heads, vocabulary {c.vocab_size:,}",
             "parameters": f"{self.parameters:,} (untied: {count_parameters(c, tied=False):,})",
-            "memory": f"{self.memory.total / GiB:.3g} GiB{limit} in each process, at its fullest",
+            "memory": f"{self.memory.total / GiB:.3g} GiB{limit} in each process, at its fullest{estimate}",
             "of that, in GiB": ", ".join(kinds),
             "batch": f"{self.batch_size:,} rows of {self.row_length:,} tokens = {self.tokens_per_update:,} tokens an "
             f"update: {self.micro_batch_size:,} rows × {self.accumulation:,} × {self.processes:,} processes",

@@ -15,8 +15,10 @@ class TensorMemory(TorchDispatchMode):
 
     ``with TensorMemory(held=model.parameters()) as memory: ...`` and then ``memory.peak``, the most bytes that were
     held at one time, and ``memory.now``. ``held`` are tensors from before that count as well. Tensors that share
-    their storage count once. What an operation needs inside itself and gives back is not seen, nor is what an
-    allocator keeps in reserve; on a GPU ``torch.cuda.max_memory_allocated`` sees the first of the two.
+    their storage count once. A storage that is emptied and filled again, as ``fully_shard`` does with the weights that
+    it gathers, counts with the size that it has at each operation. What an operation needs inside itself and gives
+    back is not seen, nor is what an allocator keeps in reserve; on a GPU ``torch.cuda.max_memory_allocated`` sees the
+    first of the two.
 
     >>> with TensorMemory() as memory:
     ...     x = torch.zeros(1000)
@@ -29,7 +31,7 @@ class TensorMemory(TorchDispatchMode):
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.now = self.peak = 0
-        self._seen: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._seen: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         for tensor in held:
             self._count(tensor)
 
@@ -37,6 +39,7 @@ class TensorMemory(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self._measure_again()
         for value in tree_iter(result):
             if isinstance(value, Tensor):
                 self._count(value)
@@ -44,14 +47,22 @@ class TensorMemory(TorchDispatchMode):
 
     def _count(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, size = storage._cdata, storage.nbytes()
+        key = storage._cdata
         if key in self._seen:
             return
 
         def gone(_reference: object) -> None:
-            self.now -= size
-            del self._seen[key]
+            self.now -= self._seen.pop(key)[1]
 
-        self._seen[key] = weakref.ref(storage, gone)
-        self.now += size
+        self._seen[key] = weakref.ref(storage, gone), storage.nbytes()
+        self.now += storage.nbytes()
+        self.peak = max(self.peak, self.now)
+
+    def _measure_again(self) -> None:
+        """Storages may have been resized since the last operation, which is no operation itself."""
+        for key, (reference, before) in list(self._seen.items()):
+            storage = reference()
+            if storage is not None and (size := storage.nbytes()) != before:
+                self._seen[key] = reference, size
+                self.now += size - before
         self.peak = max(self.peak, self.now)
