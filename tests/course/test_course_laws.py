@@ -169,3 +169,13 @@ def test_what_refuses_other_settings_could_not_be_tested_there_and_is_not_broken
     verdicts = run_laws(WantsShortRuns, only=["law 3", "law 4", "decay"])
     assert verdicts.untested == ["law 3", "law 4"] and verdicts.held == ["decay"], f"\n{verdicts}"
     assert "could not be made with total_steps=24" in " ".join(str(verdicts["law 3"]).split())
+
+
+def test_a_kill_is_judged_alike_whatever_number_of_threads_the_caller_has():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert run_laws("tinytrain.course.laws.plain_trainer", only=["law 5"]).broken == []
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
