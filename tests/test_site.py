@@ -54,6 +54,15 @@ def test_the_start_page_is_the_readme_with_the_contents_behind_it(tool, tmp_path
         assert (tmp_path / "notebooks" / path.name).read_bytes() == path.read_bytes()
 
 
+def test_the_chinese_page_is_in_the_contents_and_links_to_the_start_page(tool, tmp_path):
+    """On the site README.md is called index, and its headings have other names than on GitHub."""
+    tool("make_site").lay_out(ROOT, tmp_path)
+    chinese, page = ((folder / "README.zh-CN.md").read_text("utf-8") for folder in (ROOT, tmp_path))
+    assert "[English](README.md)" in chinese and "[English](index.md)" in page
+    assert "(README.md" not in page and page.count("](index.md)") == chinese.count("](README.md")
+    assert "\n中文 <README.zh-CN>\n" in (tmp_path / "index.md").read_text("utf-8")
+
+
 def test_the_workflow_builds_what_make_builds_and_publishes_main_alone():
     jobs = yaml.safe_load((ROOT / ".github/workflows/site.yml").read_text("utf-8"))["jobs"]
     makefile = (ROOT / "Makefile").read_text("utf-8")

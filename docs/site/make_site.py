@@ -1,7 +1,7 @@
 """Builds the site from what the repository holds: python docs/site/make_site.py build/site
 
 The README is its first page; behind it stand the notebooks in order, with the outputs that they store, and the other
-pages. Nothing is run, and nothing is fetched.
+pages, the Chinese README among them. Nothing is run, and nothing is fetched.
 """
 
 import re
@@ -13,7 +13,9 @@ from pathlib import Path
 from check_pages import faults
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHER_PAGES = ("docs/claims.md", "CONTRIBUTING.md")
+CHINESE = "README.zh-CN.md"
+OTHER_PAGES = ("docs/claims.md", "CONTRIBUTING.md", CHINESE)
+TITLES = {CHINESE: "中文"}  # in the contents, where a page's own title would not tell it from the first page
 CAPTIONS = ("Notebooks", "More")  # over the two parts of the table of contents
 
 
@@ -34,6 +36,12 @@ def anchor(heading: str) -> str:
     return heading.replace(" ", "-")
 
 
+def contents_line(name: str) -> str:
+    """A page as the table of contents names it: without its ending, and with a title of its own where it has one."""
+    page = name.rsplit(".", 1)[0]
+    return f"{TITLES[name]} <{page}>" if name in TITLES else page
+
+
 def lay_out(root: Path, pages: Path) -> None:
     """Copies all pages into an empty folder as Sphinx wants them: the README is called index and has the contents."""
     readme = (root / "README.md").read_text("utf-8")
@@ -43,9 +51,11 @@ def lay_out(root: Path, pages: Path) -> None:
         shutil.copy2(root / name, pages / name)
     trees = ""
     for caption, names in contents.items():
-        entries = "\n".join(name.rsplit(".", 1)[0] for name in names)
+        entries = "\n".join(contents_line(name) for name in names)
         trees += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{entries}\n```\n"
     (pages / "index.md").write_text(readme + trees, "utf-8")
+    chinese = (root / CHINESE).read_text("utf-8")
+    (pages / CHINESE).write_text(re.sub(r"\]\(README\.md(#[^)]*)?\)", "](index.md)", chinese), "utf-8")
 
 
 def build(root: Path, out: Path) -> int:

@@ -13,7 +13,7 @@ from tinytrain.course import handwritten
 from tinytrain.course.budget import budget, by_budget
 from tinytrain.course.environment import environment_report
 from tinytrain.course.notebooks import run_notebook
-from tinytrain.course.series import SERIES, series_map, update_readme
+from tinytrain.course.series import CHINESE, LANGUAGES, SERIES, series_map, update_readme, update_readmes
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,13 +53,26 @@ def test_the_map_links_what_is_written_and_marks_what_is_to_come(tmp_path):
     assert lines[4].startswith("| 04 loop (to come) |")
 
 
-def test_the_readmes_map_is_the_generated_one(tmp_path):
-    copy = tmp_path / "README.md"
-    copy.write_text((ROOT / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
-    update_readme(copy, ROOT / "notebooks")
-    assert copy.read_text(encoding="utf-8") == (ROOT / "README.md").read_text(encoding="utf-8"), (
-        "the README's map of notebooks is old: run `make notebooks`"
-    )
+def test_the_chinese_map_is_the_same_list_with_chinese_questions(tmp_path):
+    (tmp_path / SERIES[3].file).touch()
+    english, chinese = series_map(tmp_path, "a/").splitlines(), series_map(tmp_path, "a/", CHINESE).splitlines()
+    assert chinese[:2] == ["| notebook | 问题 |", "|---|---|"]
+    assert chinese[5] == "| [03 warmup](a/03_warmup.ipynb) | 预热可以省掉吗？ |"
+    assert chinese[6].startswith("| 04 loop（待写） |")
+    titles = [[line.split(" | ")[0] for line in lines[2:]] for lines in (english, chinese)]
+    assert [title.replace(" (to come)", "（待写）") for title in titles[0]] == titles[1]
+    assert all(lesson.question_zh.endswith("？") for lesson in SERIES)
+    assert len({lesson.question_zh for lesson in SERIES}) == len(SERIES)
+
+
+def test_the_map_of_each_readme_is_the_generated_one(tmp_path):
+    stored = {language.readme: (ROOT / language.readme).read_text("utf-8") for language in LANGUAGES}
+    assert list(stored) == ["README.md", "README.zh-CN.md"]
+    for name, text in stored.items():
+        (tmp_path / name).write_text(text, "utf-8")
+    update_readmes(tmp_path, ROOT / "notebooks")
+    old = [name for name in stored if (tmp_path / name).read_text("utf-8") != stored[name]]
+    assert not old, f"the map of notebooks is old in {old}: run `python -m tinytrain.course claims`"
 
 
 def test_a_readme_without_its_marks_is_refused(tmp_path):

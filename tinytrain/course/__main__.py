@@ -1,7 +1,7 @@
-"""``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the README's map.
+"""``python -m tinytrain.course notebooks [00 …]`` runs notebooks and stores their outputs and the READMEs' maps.
 
 ``python -m tinytrain.course claims`` builds ``docs/claims.md`` and the README's pictures from the outputs that are
-stored, and makes the README's map and the made cells of all notebooks anew. It runs none of them.
+stored, and makes the READMEs' maps and the made cells of all notebooks anew. It runs none of them.
 
 ``python -m tinytrain.course laws my_module:factory`` (or a file) runs the laws of training on a trainer of one's own.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from tinytrain.course.claims_page import claims_page
 from tinytrain.course.notebooks import refresh_all, run_all
 from tinytrain.course.pictures import write_pictures
-from tinytrain.course.series import update_readme
+from tinytrain.course.series import update_readmes
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     folder = Path("notebooks")
     if not folder.is_dir():
         parser.error(f"no folder {folder}/ here: call this from the repository's root")
-    update_readme(Path("README.md"), folder)
+    update_readmes(Path(), folder)
     if arguments.command == "notebooks":
         run_all(folder, arguments.names)
     refresh_all(folder)
