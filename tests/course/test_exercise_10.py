@@ -1,5 +1,8 @@
 """What the checks of notebook 10 draw: each mistake is met in the norms that are made for it."""
 
+import math
+import random
+
 import pytest
 
 from tinytrain.course.drawn_10 import BORDERS, MISTAKES, bordering, telling
@@ -20,3 +23,19 @@ def test_a_log_near_a_border_is_of_its_kind(kind, number):
     for _ in range(40):
         losses, evals = bordering(BORDERS[kind][number])
         assert name_it(losses, evals) == kind and 5.3 < losses[0] < 5.8 and len(losses) >= 200
+
+
+def test_the_mean_in_place_of_the_median_is_always_told_from_it():
+    """The norms made for the first mistake, an answer that stands between its quartile and the median."""
+
+    def place_by_mean(norms, times, window):
+        return next(
+            i
+            for i in range(window, len(norms))
+            if not math.isfinite(norms[i]) or norms[i] > times * sum(norms[i - window : i]) / window
+        )
+
+    for seed in range(500):
+        random.seed(seed)
+        norms, times, window, wanted = telling(next(iter(MISTAKES)))
+        assert place_by_mean(norms, times, window) != wanted

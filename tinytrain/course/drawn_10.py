@@ -132,7 +132,7 @@ def telling(told: str) -> tuple[list[float], float, int, int]:
     w, number = 2 * m + 1, list(MISTAKES).index(told)
     fill, doubtful = 1.0, 1.75
     if number == 0:
-        levels, fill, times = [2.0] + [1.0] * (w // 4 + 1) + [2.0] * (w - w // 4 - 2), 2.0, 3.0
+        levels, fill, times, doubtful = [2.0] + [1.0] * (w // 4 + 1) + [2.0] * (w - w // 4 - 2), 2.0, 3.0, 1.85
     elif number == 1:
         levels, doubtful = [1.0] * w, (0.8 if times > 5 else 1.3)
     elif number == 2:
