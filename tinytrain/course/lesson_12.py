@@ -1,14 +1,14 @@
 """The experiment of notebook 12: its recipe, the runs that are compared with each other, and its log.
 
-As a program: ``python -m tinytrain.course.lesson_12 record FOLDER NAME notebooks/recorded_12.json`` puts what a long run
-has measured into that file, from which the notebook shows it.
+As a program, ``python -m tinytrain.course.lesson_12 record FOLDER NAME notebooks/recorded_12.json`` puts what a long run
+measured into that file, from which the notebook shows it.
 """
 
 import json
 import random
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tinytrain.bits import bytes_per_target
 from tinytrain.bpe import BPETokenizer, pieces_of, thinned
@@ -144,7 +144,9 @@ def brought_in(_rank: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     ``precision``; ``micro_batch_size``, rows in one pass; ``seed``; ``cleared``: gradients are set to zero before each
     micro-batch, so that only the last one of a batch counts.
     """
-    micro, seed, steps = (settings.get(name, usual) for name, usual in (("micro_batch_size", None), ("seed", 0), ("steps", 60)))
+    micro, seed, steps = (
+        settings.get(name, usual) for name, usual in (("micro_batch_size", None), ("seed", 0), ("steps", 60))
+    )
     whole = RowBatches(rows=rows_of()[0], batch_size=BATCH_SIZE, micro_batch_size=micro, seed=seed)
     data = (lambda n: whole[n][-1:]) if settings.get("cleared") else whole
     config = TrainConfig(
@@ -296,8 +298,10 @@ def show_recorded(runs: Sequence[Mapping[str, Any]]) -> None:
         if (found := run["result"]) is None:
             print("  not recorded yet")
             continue
-        print(f"  {found['date']}: {found['updates']:,} updates, {found['minutes']:.0f} minutes, "
-              f"{found['nats']:.3f} nats a token, {found['bits_per_byte']:.3f} bits a byte")
+        print(
+            f"  {found['date']}: {found['updates']:,} updates, {found['minutes']:.0f} minutes, "
+            f"{found['nats']:.3f} nats a token, {found['bits_per_byte']:.3f} bits a byte"
+        )
         print("  " + " / ".join(line for line in found["sample"] if line))
 
 
