@@ -1,7 +1,7 @@
 """The experiment of notebook 12: its recipe, the runs that are compared with each other, and its log.
 
-As a program, ``python -m tinytrain.course.lesson_12 record FOLDER NAME notebooks/recorded_12.json`` puts what a long run
-measured into that file, from which the notebook shows it.
+As a program, ``python -m tinytrain.course.lesson_12 record FOLDER NAME notebooks/recorded_12.json`` puts what a long
+run has measured into that file, from which the notebook shows it.
 """
 
 import json
