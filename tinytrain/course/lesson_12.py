@@ -57,11 +57,18 @@ def tokenizer_of(kind: str = "bpe") -> Tokenizer:
 @cache
 def rows_of(kind: str = "bpe") -> tuple[TokenRows, TokenRows]:
     """Rows of 64 tokens to train on, and held-out ones."""
-    tokenizer = tokenizer_of(kind)
-    train, held_out = (
-        TokenRows(tokenizer.encode(part.text), ROW_LENGTH, tokenizer.vocab_size, part.name) for part in parts()
-    )
-    return train, held_out
+    return _rows(kind, 0), _rows(kind, 1)
+
+
+@cache
+def _rows(kind: str, part: int) -> TokenRows:
+    tokenizer, text = tokenizer_of(kind), parts()[part]
+    return TokenRows(tokenizer.encode(text.text), ROW_LENGTH, tokenizer.vocab_size, text.name)
+
+
+def held_out_rows() -> TokenRows:
+    """The held-out rows of BPE tokens alone, without the time to encode the training text."""
+    return _rows("bpe", 1)
 
 
 def model_of(seed: int = 0, *, kind: str = "bpe", **changes: Any) -> GPT:
@@ -124,7 +131,7 @@ def word_shares(model: nn.Module, sets: Sequence[int], *, seed: int = 0, new_tok
     ``sets`` numbers the sets: the same number gives the same prompts, eight tokens each, from held-out text. The draws
     differ from set to set, also where the prompts do not. The last word of each text, which may be cut, does not count.
     """
-    rows = rows_of()[1]
+    rows = held_out_rows()
     places = [torch.randint(len(rows), (4,), generator=torch.Generator().manual_seed(n)).tolist() for n in sets]
     prompts = torch.stack([rows[place]["input_ids"][:8] for each in places for place in each])
     written = generate(model, prompts, new_tokens, temperature=0.8, seed=seed)[:, 8:]
@@ -155,7 +162,7 @@ def brought_in(_rank: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     losses: list[float] = []
     model = model_of(seed)
     Trainer(model, data, config, [lambda record: losses.append(record["loss"])]).fit()
-    held_out = evaluate(model, rows_of()[1].batches(64, limit=256)).loss if rank() == 0 else 0.0
+    held_out = evaluate(model, held_out_rows().batches(64, limit=256)).loss if rank() == 0 else 0.0
     return {"losses": losses, "held_out": held_out}
 
 
@@ -235,10 +242,10 @@ def compared(
 
     def look(record: Mapping[str, Any]) -> None:
         if record["step"] in at:
-            evals[at[record["step"]]] = evaluate(model, rows_of()[1].batches(64, limit=128)).loss
+            evals[at[record["step"]]] = evaluate(model, held_out_rows().batches(64, limit=128)).loss
 
     Trainer(model, data, config, [look]).fit()
-    found = {"held_out": evaluate(model, rows_of()[1].batches(64, limit=512)).loss, "evals": evals}
+    found = {"held_out": evaluate(model, held_out_rows().batches(64, limit=512)).loss, "evals": evals}
     if look_at_dirt:
         for name, again in (("dirt_seen", 1), ("dirt_new", 2)):
             found[name] = evaluate(model, dirt_alone(characters, look_at_dirt, again).batches(64)).loss
