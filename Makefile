@@ -49,8 +49,8 @@ notebooks: $(STAMP) ## run the notebooks and store their outputs (NB=00 for some
 claims: $(STAMP) ## build docs/claims.md from what the notebooks stored, and their navigation
 	$(BIN)/python -m tinytrain.course claims
 
-bench: $(STAMP) ## what the Trainer costs over a bare loop
-	$(BIN)/python benchmarks/overhead.py
+bench: $(STAMP) ## measure the benchmarks again, and write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/report.py
 
 soak: $(STAMP) ## long runs
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)

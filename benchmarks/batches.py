@@ -74,8 +74,10 @@ def main():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = GPT(replace(PRESETS["tiny"], max_positions=1024))
-    print(f"torch {torch.__version__}, one thread, {DOCUMENTS} documents, {BATCH_ROWS} rows a batch")
-    print(f"{'lengths':18}{'way':10}{'padding':>8}{'real tokens/s':>15}{'over random':>13}")
+    print(
+        f"| lengths of {DOCUMENTS} documents | way, {BATCH_ROWS} rows a batch | padding | real tokens/s | over random |"
+    )
+    print("|---|---|---|---|---|")
     for mix in MIXES:
         candidates = ways(documents_of(mix))
         rates = {name: [] for name in candidates}
@@ -85,7 +87,7 @@ def main():
         medians = {name: statistics.median(values) for name, values in rates.items()}
         for name, rate in medians.items():
             waste, ratio = candidates[name][1], rate / medians["random"]
-            print(f"{mix.name:18}{name:10}{waste:8.1%}{rate:15,.0f}{ratio:12.2f}x", flush=True)
+            print(f"| {mix.name} | {name} | {waste:.1%} | {rate:,.0f} | {ratio:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from tinytrain.step import train_step
 from tinytrain.watch.planner import PEAK_TFLOPS, GiB, flops_per_token, memory_of
 
 ROOT = Path(__file__).parents[1]
+TESTS_S = 150  # of the six minutes
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,11 @@ def saving(case: Case) -> None:
 def tests() -> None:
     """The tests that are skipped elsewhere; their last line goes into the table."""
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/gpu", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_S)
+    except subprocess.TimeoutExpired:
+        print(f"\n`pytest -m gpu`: not done within {TESTS_S} s; run it by itself", flush=True)
+        return
     last = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
     print(f"\n`pytest -m gpu`: {last}", flush=True)
     if done.returncode:

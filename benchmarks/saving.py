@@ -79,8 +79,10 @@ def measure(subject, folder):
 
 def main(where):
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, {where}, medians of {TURNS} turns")
-    print(f"{'parameters':>12}{'plain':>10}{'background':>12}{'ratio':>8}{'the first':>12}{'updates beside':>16}")
+    print(
+        "| parameters, with moments | plain | in the background | ratio | the first of these | an update beside one |"
+    )
+    print("|---|---|---|---|---|---|")
     for config in SIZES:
         subject, folder = Subject(config), Path(tempfile.mkdtemp(dir=where))
         try:
@@ -89,8 +91,8 @@ def main(where):
             shutil.rmtree(folder)
         plain, background = blocked["plain"], blocked["background"]
         print(
-            f"{subject.model.num_parameters():12,}{plain * 1e3:7.0f} ms{background * 1e3:9.0f} ms"
-            f"{background / plain:8.3f}{blocked['first'] * 1e3:9.0f} ms{slower:15.1f}x",
+            f"| {subject.model.num_parameters():,} | {plain * 1e3:.0f} ms | {background * 1e3:.0f} ms "
+            f"| {background / plain:.3f} | {blocked['first'] * 1e3:.0f} ms | {slower:.1f} times |",
             flush=True,
         )
 

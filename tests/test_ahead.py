@@ -37,6 +37,33 @@ def test_the_next_batch_is_made_while_this_one_is_out():
         assert ahead[1] == [1] and begun[2].wait(10)
 
 
+class Counted:
+    """Data that notes which batches were made, and by which thread."""
+
+    def __init__(self):
+        self.made = []
+
+    def __getitem__(self, number):
+        self.made.append((number, threading.current_thread().name))
+        return [number]
+
+    def share(self, number, *, rank, processes):
+        return self[number]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_each_batch_is_made_once_and_all_but_the_first_in_advance(shared):
+    data = Counted()
+    with Ahead(data, pin=False) as ahead:
+        for number in range(4):
+            made = ahead.share(number, rank=0, processes=2) if shared else ahead[number]
+            assert made == [number]
+    first, *others = data.made[:4]
+    assert first == (0, threading.main_thread().name)
+    assert [number for number, _ in others] == [1, 2, 3]
+    assert all(thread.startswith("tinytrain-ahead") for _, thread in others)
+
+
 def test_an_error_is_raised_at_its_own_batch():
     class Short(list):
         def __getitem__(self, number):

@@ -2,21 +2,11 @@ import math
 
 import pytest
 import torch
-from hunted_models import a_batch, a_model, hunted, squeezed
+from hunted_models import Beside, Root, a_model, hunted, root_of_zero, squeezed
 from torch import nn
 from torch.nn import functional as F
 
 from tinytrain.watch.nan_hunt import NanHunt
-
-
-@pytest.fixture
-def model():
-    return a_model()
-
-
-@pytest.fixture
-def batch():
-    return a_batch()
 
 
 def test_bad_data_that_is_changed_in_place_is_nobodys_fault():
@@ -27,7 +17,7 @@ def test_bad_data_that_is_changed_in_place_is_nobodys_fault():
     assert hunt.accused == "" and hunt.first.op == ""
 
 
-def test_bad_data_accuses_nobody(batch):
+def test_bad_data_accuses_nobody():
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     x = torch.ones(2, 4)
     x[0, 0] = math.nan
@@ -37,10 +27,11 @@ def test_bad_data_accuses_nobody(batch):
     assert hunt.found and hunt.accused == "" and "look at the data" in str(hunt)
 
 
-def test_a_bad_weight_is_named(model, batch):
+def test_a_bad_weight_is_named():
+    model = a_model()
     with torch.no_grad():
         model.blocks[1].attention.qkv.weight[3, 4] = math.nan
-    hunt = hunted(model, batch)
+    hunt = hunted(model)
     assert hunt.accused == "blocks.1.attention.qkv"
     assert "its weight blocks.1.attention.qkv.weight is not finite, since before this step" in str(hunt)
 
@@ -54,12 +45,12 @@ def test_a_weights_gradient_that_overflows_alone_accuses_its_module():
     assert "the gradient of its weight 0.weight" in str(hunt)
 
 
-def test_a_loss_scale_that_is_too_large_is_no_fault_of_the_model(model, batch):
-    hunt = hunted(model, batch, scale=1e39)
+def test_a_loss_scale_that_is_too_large_is_no_fault_of_the_model():
+    hunt = hunted(a_model(), scale=1e39)
     assert hunt.found and hunt.accused == "" and "look at the loss and its scale" in str(hunt)
 
 
-def test_a_module_off_the_road_is_not_accused(model, batch):
+def test_a_module_off_the_road_is_not_accused():
     class Probed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -67,25 +58,9 @@ def test_a_module_off_the_road_is_not_accused(model, batch):
 
         def forward(self, x):
             y = self.one(x)
-            return y + (y * 0).abs().sqrt() + self.probe(y).detach()
+            return y + root_of_zero(y) + self.probe(y).detach()
 
-    assert hunted(squeezed(model, Probed()), batch).accused == "blocks.1.feed_forward_norm"
-
-
-def root_of_zero(x):
-    return (x * 0).abs().sqrt()
-
-
-class Beside(nn.Module):
-    """Reads the same tensor as a module, with an infinite slope; that module is well."""
-
-    def __init__(self):
-        super().__init__()
-        self.lin, self.act = nn.Linear(4, 4), nn.Tanh()
-
-    def forward(self, x):
-        h = self.lin(x)
-        return self.act(h) + root_of_zero(h)
+    assert hunted(squeezed(Probed())).accused == "blocks.1.feed_forward_norm"
 
 
 class Reading(Beside):
@@ -189,10 +164,6 @@ def test_a_weight_that_is_handed_to_a_module_is_its_input():
 
         def forward(self):
             return self.root(self.query)
-
-    class Root(nn.Module):
-        def forward(self, x):
-            return root_of_zero(x)
 
     with NanHunt(model := Handing()) as hunt:
         model().sum().backward()

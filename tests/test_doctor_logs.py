@@ -258,6 +258,20 @@ def test_overflows_whose_norm_is_not_logged_are_no_other_skips():
     assert names(SICK["overflows whose norm is not logged"][0]) == ["loss scale collapses"]
 
 
+def test_batches_without_targets_are_no_overflows_where_no_norm_is_logged():
+    lost = [40 <= n < 52 for n in range(100)]
+    losses = [0.0 if bad else loss for bad, loss in zip(lost, falling(100), strict=True)]
+    tokens = [0 if bad else 1000 for bad in lost]
+    records = lines(losses, grad_norm=None, skipped=lost, tokens=tokens, loss_scale=65536.0)
+    assert names(records) == ["updates skipped"]
+
+
+def test_a_place_is_exact_where_the_windows_of_the_smoothed_curve_do_not_come_out_even():
+    losses = [5.5 if i < 1987 else 0.1 for i in range(2039)]  # 39 windows, of which the last begins with update 1,988
+    found = {finding.name: finding.since for finding in diagnose(lines(losses, epoch=3))}
+    assert found["memorising"] == 1988
+
+
 def test_after_a_bad_start_a_climb_is_measured_against_what_a_vocabulary_can_have():
     climbs = [name for name, _ in places(SICK["up and down after a bad start"][0])]
     assert climbs == ["initial loss", "swings"]

@@ -116,6 +116,15 @@ def test_two_runs_that_share_no_update_are_not_compared():
     assert names(lines(higher), beside=lines(falling(60))) == ["behind the other run"]
 
 
+def test_a_run_that_falls_behind_is_told_from_where_on_also_if_a_step_is_logged_twice():
+    healthy = lines(falling(100))
+    fallen = lines([loss + (0.5 if i >= 61 else 0.0) for i, loss in enumerate(falling(100))])
+    (found,) = diagnose(fallen, beside=healthy)
+    assert (found.name, found.since) == ("behind the other run", 62)
+    again = diagnose([*fallen[:30], *fallen[20:]], beside=healthy)
+    assert [(f.name, f.since) for f in again] == [("behind the other run", 62)]
+
+
 def test_every_name_has_its_words():
     found = diagnose(full(), beside=full())
     assert {*found.looked_for, *found.not_seen} == set(CATALOGUE)

@@ -47,8 +47,10 @@ def version_of(requirement: Requirement) -> str:
 
 
 def direct_dependencies() -> dict[str, Requirement]:
-    """What pyproject.toml asks for, extras included, by canonical name."""
-    lines = chain(PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
+    """What pyproject.toml asks for, extras included, by canonical name; without the trainers that only benchmarks
+    compare with, which `make` installs nowhere."""
+    extras = (lines for name, lines in PROJECT["optional-dependencies"].items() if name != "bench")
+    lines = chain(PROJECT["dependencies"], *extras)
     found = {canonicalize_name(r.name): r for r in map(Requirement, lines)}
     found.pop(canonicalize_name(PROJECT["name"]), None)  # an extra that includes another extra
     return found
@@ -163,7 +165,7 @@ def imported_packages(*folders: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("folders", "extras"),
-    [(["tinytrain"], ["notebooks"]), (["tests", "benchmarks"], ["notebooks", "test"])],
+    [(["tinytrain"], ["notebooks"]), (["tests", "benchmarks"], ["notebooks", "test", "bench"])],
 )
 def test_whatever_the_code_imports_is_declared(folders, extras):
     """The package may use the core and what notebooks need; the tests may use everything."""

@@ -157,7 +157,14 @@ def test_layers_without_a_shape_and_a_mode_without_gradients_are_refused(batch):
             super().__init__()
             self.head = nn.LazyLinear(V)
 
-    assert "no shape yet: head.weight" in str(preflight(Lazy(), batch))
+    class LazyBuffers(Plain):
+        def __init__(self):
+            super().__init__()
+            self.between = nn.LazyBatchNorm1d(affine=False)
+
+    for kind, said in ((Lazy, "no shape yet: head.weight"), (LazyBuffers, "no shape yet: between.running_mean")):
+        report = preflight(kind(), batch)
+        assert report.failed == ("shapes and dtypes",) and said in str(report)
     with torch.inference_mode():
         report = preflight(Plain(), batch)
     assert report.failed == ("shapes and dtypes",) and "Call preflight outside" in str(report)

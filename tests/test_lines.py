@@ -10,21 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from preflight_broken import BROKEN, EXPECTED
+from preflight_honest import HEALTHY, NeedsMask, Tuple
 from preflight_models import (
-    BROKEN,
-    EXPECTED,
     GRADIENT,
-    HEALTHY,
     LABELS,
     LEFT,
     OVERFIT,
     SHAPES,
     TIED,
     B,
-    NeedsMask,
     Plain,
     T,
-    Tuple,
     V,
     at_the_end,
     rows,

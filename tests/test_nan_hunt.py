@@ -9,17 +9,6 @@ from torch import nn
 from tinytrain.watch import nan_hunt
 from tinytrain.watch.nan_hunt import NanHunt, Place
 
-
-@pytest.fixture
-def model():
-    return a_model()
-
-
-@pytest.fixture
-def batch():
-    return a_batch()
-
-
 CASES = {
     "a module's own output": (Overflowing, "blocks.1.feed_forward_norm", "forward", "mul", "return y * 1e30"),
     "the branch not taken": (Where, "blocks.1.feed_forward_norm", "backward", "", ""),
@@ -29,9 +18,9 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("lines", [False, True])
-def test_the_module_that_did_it_is_accused(name, lines, model, batch):
+def test_the_module_that_did_it_is_accused(name, lines):
     kind, module, phase, op, line = CASES[name]
-    hunt = hunted(squeezed(model, kind()), batch, lines=lines)
+    hunt = hunted(squeezed(kind()), lines=lines)
     assert (hunt.accused, hunt.first.phase) == (module, phase)
     if lines and op:
         assert hunt.first.op == op and line in hunt.first.line and "hunted_models.py:" in hunt.first.line
@@ -65,20 +54,21 @@ def test_numbers_beyond_float32_are_told_as_they_are():
     assert hunt.headroom().rows[0][3].startswith("-1")
 
 
-def test_the_road_leads_to_the_first_bad_place_with_growing_numbers(model, batch):
+def test_the_road_leads_to_the_first_bad_place_with_growing_numbers():
     class Times1000(nn.Module):
         def forward(self, x):
             return x * 1e13
 
+    model = a_model()
     model.blocks[1].attention_norm = nn.Sequential(Times1000(), Times1000(), Times1000(), Times1000())
-    road = hunted(model, batch).road()
+    road = hunted(model).road()
     assert [line.split()[0] for line in road[-3:]] == [f"blocks.1.attention_norm.{i}" for i in range(3)]
     assert "blocks.0 " not in " ".join(road), "the parts, and not the whole that they make up"
     largest = [float(line.split("at most ")[1].split(" ")[0].replace(",", "")) for line in road[-3:]]
     assert largest[1] / largest[0] == pytest.approx(1e13, rel=0.01) == largest[2] / largest[1]
 
 
-def test_the_tables_hold_outputs_and_the_gradients_that_leave(batch):
+def test_the_tables_hold_outputs_and_the_gradients_that_leave():
     layers = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 1, bias=False))
     with torch.no_grad():
         layers[0].weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
@@ -93,8 +83,8 @@ def test_the_tables_hold_outputs_and_the_gradients_that_leave(batch):
     assert hunt.headroom().rows[0][:4] == ["1", "forward", "24", "11.4"]
 
 
-def test_what_broke_stands_first_in_the_headroom(model, batch):
-    rows = hunted(squeezed(model, Overflowing()), batch).headroom().rows
+def test_what_broke_stands_first_in_the_headroom():
+    rows = hunted(squeezed(Overflowing())).headroom().rows
     broken = [row[0] for row in rows if row[4] != "0"]
     assert rows[0][3] == "none"
     assert broken == [row[0] for row in rows[: len(broken)]] and "blocks.1.feed_forward_norm" in broken
@@ -134,22 +124,24 @@ def test_a_tensor_of_the_models_own_code_can_be_watched():
         hunt.watch("Attention", torch.ones(1))
 
 
-def test_it_hunts_in_evaluation_and_again_from_the_start(model, batch):
-    hunt = NanHunt(squeezed(model, Overflowing()))
+def test_it_hunts_in_evaluation_and_again_from_the_start():
+    model = squeezed(Overflowing())
+    hunt = NanHunt(model)
     with hunt, torch.no_grad():
-        model(batch[0])
+        model(a_batch()[0])
     assert hunt.accused == "blocks.1.feed_forward_norm"
     model.blocks[1].feed_forward_norm = nn.Identity()
     again = NanHunt(model)
     with again:
-        step(model, batch)
+        step(model)
     assert not again.found
     with hunt:
         pass
     assert str(hunt) == "Nothing ran inside this hunt's with block." and not hunt.found
 
 
-def test_models_in_which_hooks_see_nothing_are_refused(model, monkeypatch):
+def test_models_in_which_hooks_see_nothing_are_refused(monkeypatch):
+    model = a_model()
     with pytest.raises(ValueError, match=r"this model is compiled: hunt before torch\.compile"):
         NanHunt(torch.compile(model, backend="eager"))
     compiled = nn.Sequential(nn.Linear(1, 1))
@@ -168,14 +160,13 @@ def test_a_place_is_plain():
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_hunting_changes_no_bit_of_the_training(lines, model, batch):
-    twin = a_model()
-    twin.load_state_dict(model.state_dict())
+def test_hunting_changes_no_bit_of_the_training(lines):
+    model, twin = a_model(), a_model()
     optimizers = [torch.optim.AdamW(m.parameters()) for m in (model, twin)]
     for n in range(3):
         with NanHunt(model, lines=lines):
-            step(model, batch)
-        step(twin, batch)
+            step(model)
+        step(twin)
         if n == 1:
             for a, b in zip(model.parameters(), twin.parameters(), strict=True):
                 assert torch.equal(a.grad, b.grad)
@@ -186,10 +177,11 @@ def test_hunting_changes_no_bit_of_the_training(lines, model, batch):
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_nothing_is_left_behind_also_after_an_exception(lines, model, batch):
+def test_nothing_is_left_behind_also_after_an_exception(lines):
+    model = a_model()
     draws = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), NanHunt(model, lines=lines) as hunt:
-        loss = model(batch[0]).sum()
+        loss = model(a_batch()[0]).sum()
         raise ZeroDivisionError
     seen = len(hunt.passages)
     loss.backward()  # the graph outlives the hunt; its hooks are gone

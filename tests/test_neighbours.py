@@ -2,18 +2,9 @@
 
 import pytest
 import torch
-from preflight_models import (
-    DOCUMENTS,
-    DROPOUT,
-    LEFT,
-    RIGHT,
-    ROWS,
-    Plain,
-    always_dropped,
-    hugging_face,
-    rows,
-    variant,
-)
+from preflight_broken import always_dropped
+from preflight_honest import hugging_face
+from preflight_models import DOCUMENTS, DROPOUT, LEFT, RIGHT, ROWS, Plain, rows, variant
 
 from tinytrain.watch.preflight import preflight
 

@@ -2,23 +2,22 @@ import math
 
 import pytest
 import torch
+from hunted_models import Root, a_batch, a_model, root_of_zero
 from torch import nn
 
 import tinytrain.precision
-from tinytrain.model import GPT, PRESETS
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.precision import Precision
 
 
 @pytest.fixture
 def model():
-    torch.manual_seed(0)
-    return GPT(PRESETS["nano"])
+    return a_model()
 
 
-def batch_of(rows=2, length=8):
-    ids = torch.randint(0, 256, (rows, length + 1), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+def batch_of():
+    ids, labels = a_batch()
+    return {"input_ids": ids, "labels": labels}
 
 
 def test_a_healthy_step_has_no_such_place(model):
@@ -46,15 +45,8 @@ def test_the_micro_batch_is_named_where_there_are_several(model):
     assert first_nonfinite(model, [batch_of()] * 3).startswith("micro-batch 1: the output of norm holds")
 
 
-class RootOfZero(nn.Module):
-    """Finite on its way forward; the slope of a square root at 0 is infinite on the way back."""
-
-    def forward(self, x):
-        return x + (x * 0).abs().sqrt()
-
-
 def test_a_gradient_that_breaks_on_the_way_back_is_traced_to_its_module(model):
-    model.blocks[1].feed_forward_norm = nn.Sequential(model.blocks[1].feed_forward_norm, RootOfZero())
+    model.blocks[1].feed_forward_norm = nn.Sequential(model.blocks[1].feed_forward_norm, Root())
     found = first_nonfinite(model, [batch_of()])
     assert found == "the gradient leaves blocks.1.feed_forward_norm.1 non-finite on its way back"
 
@@ -109,7 +101,7 @@ def test_what_a_modules_own_code_does_between_its_parts_is_laid_to_it(model):
     model.norm = Between(lambda x: x * math.inf)
     found = first_nonfinite(model, [batch_of()])
     assert found.startswith("the input of norm.two holds") and found.endswith(", made in the code of norm")
-    model.norm = Between(lambda x: x + (x * 0).abs().sqrt())
+    model.norm = Between(lambda x: x + root_of_zero(x))
     found = first_nonfinite(model, [batch_of()])
     assert found == "the gradient that comes back to norm.one is not finite: look at the code of norm behind it"
 
@@ -132,7 +124,7 @@ class Borrowing(nn.Module):
         self.two = nn.Linear(64, 64, bias=False)
 
     def forward(self, x):
-        return self.two(x) + nn.functional.linear(x, (self.two.weight * 0).abs().sqrt())
+        return self.two(x) + nn.functional.linear(x, root_of_zero(self.two.weight))
 
 
 def test_code_that_borrows_a_weight_is_named_with_it(model):

@@ -2,21 +2,8 @@
 
 import pytest
 import torch
-from preflight_models import (
-    FOUR,
-    LEFT,
-    ORDER,
-    RIGHT,
-    ROWS,
-    SLOPE,
-    D,
-    Plain,
-    V,
-    at_the_end,
-    detached_residual,
-    rows,
-    variant,
-)
+from preflight_broken import detached_residual
+from preflight_models import FOUR, LEFT, ORDER, RIGHT, ROWS, SLOPE, D, Plain, V, at_the_end, rows, variant
 from torch import nn
 
 from tinytrain.watch.preflight import preflight

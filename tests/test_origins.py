@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hunted_models import Where, a_batch, a_model, hunted, squeezed
+from hunted_models import Root, Where, a_batch, a_model, hunted, root_of_zero, squeezed
 from torch import nn
 
 from tinytrain.nonfinite import first_nonfinite
@@ -11,18 +11,8 @@ from tinytrain.watch.nan_hunt import NanHunt
 from tinytrain.watch.origins import Given, Operation, Origins
 
 
-@pytest.fixture
-def model():
-    return a_model()
-
-
-@pytest.fixture
-def batch():
-    return a_batch()
-
-
-def test_the_where_trap_is_led_back_to_the_slope_that_is_infinite(model, batch):
-    first = hunted(squeezed(model, Where()), batch, lines=True).first
+def test_the_where_trap_is_led_back_to_the_slope_that_is_infinite():
+    first = hunted(squeezed(Where()), lines=True).first
     assert first.phase == "backward" and first.op in ("div", "pow", "mul") and "y.sqrt()" in first.line
 
 
@@ -47,9 +37,9 @@ LAST = {
 
 
 @pytest.mark.parametrize("op", LAST)
-def test_masks_and_memory_not_yet_written_are_not_taken_for_the_operation(op, model, batch):
+def test_masks_and_memory_not_yet_written_are_not_taken_for_the_operation(op):
     function, line = LAST[op]
-    squeezed(model, Trap(function))
+    model = squeezed(Trap(function))
     torch.use_deterministic_algorithms(True)
     try:
         hunt = NanHunt(model, lines=True)
@@ -57,39 +47,41 @@ def test_masks_and_memory_not_yet_written_are_not_taken_for_the_operation(op, mo
             never_written = torch.empty(3)
         assert never_written.isnan().all() and not hunt.found
         with hunt, torch.no_grad():
-            model(batch[0])
+            model(a_batch()[0])
     finally:
         torch.use_deterministic_algorithms(False)
     assert (hunt.accused, hunt.first.op) == ("blocks.1.feed_forward_norm", op) and line in hunt.first.line
 
 
-def test_an_infinity_that_is_mended_in_its_module_is_none(model, batch):
+def test_an_infinity_that_is_mended_in_its_module_is_none():
     class Mended(nn.Module):
         def forward(self, x):
             y = x - x
             return x + torch.where(y > 0, 1 / y, y)
 
-    hunt = NanHunt(squeezed(model, Mended()), lines=True)
+    model = squeezed(Mended())
+    hunt = NanHunt(model, lines=True)
     with hunt, torch.no_grad():
-        model(batch[0])
+        model(a_batch()[0])
     assert hunt.first is None and not hunt.found
 
 
-def test_a_loss_of_nothing_is_found_outside_the_model_with_its_line(model, batch):
-    ignored = torch.full_like(batch[1], -100)
+def test_a_loss_of_nothing_is_found_outside_the_model_with_its_line():
+    model, (ids, labels) = a_model(), a_batch()
+    ignored = torch.full_like(labels, -100)
     with NanHunt(model, lines=True) as hunt:
-        F.cross_entropy(model(batch[0]).flatten(0, 1), ignored.flatten()).backward()
+        F.cross_entropy(model(ids).flatten(0, 1), ignored.flatten()).backward()
     assert hunt.accused == "" and hunt.first.op == "nll_loss"
     assert "F.cross_entropy(" in hunt.first.line and "outside the model" in str(hunt)
 
 
-def test_a_healthy_step_accuses_nobody_whatever_its_masks_hold(model, batch):
+def test_a_healthy_step_accuses_nobody_whatever_its_masks_hold():
     class Masked(nn.Module):
         def forward(self, x):
             scores = (x @ x.mT).masked_fill(torch.ones(16, 16).triu(1).bool(), float("-inf"))
             return scores.softmax(-1) @ x
 
-    hunt = hunted(squeezed(model, Masked()), batch, lines=True)
+    hunt = hunted(squeezed(Masked()), lines=True)
     assert not hunt.found and hunt.first is None and hunt.road() == []
     assert str(hunt).startswith("Everything that passed between 27 modules was finite. Nearest to FP16's end: ")
 
@@ -97,20 +89,20 @@ def test_a_healthy_step_accuses_nobody_whatever_its_masks_hold(model, batch):
 class Masking(nn.Module):
     """Hands scores with minus infinity from module to module, as masks are."""
 
-    def __init__(self, scale=1.0):
+    def __init__(self):
         super().__init__()
-        self.mask, self.softmax, self.scale = nn.Identity(), nn.Softmax(-1), scale
+        self.mask, self.softmax = nn.Identity(), nn.Softmax(-1)
 
     def forward(self, x):
-        scores = (self.scale * x) @ x.mT
-        scores = self.mask(scores.masked_fill(torch.ones(16, 16).triu(1).bool(), float("-inf")))
+        scores = self.mask((x @ x.mT).masked_fill(torch.ones(16, 16).triu(1).bool(), float("-inf")))
         return self.softmax(scores) @ x
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_a_mask_that_is_handed_from_module_to_module_is_no_fault(lines, model, batch):
-    assert not hunted(squeezed(model, Masking()), batch, lines=lines).found
-    assert first_nonfinite(squeezed(model, Masking()), [dict(zip(("input_ids", "labels"), batch, strict=True))]) == ""
+def test_a_mask_that_is_handed_from_module_to_module_is_no_fault(lines):
+    assert not hunted(squeezed(Masking()), lines=lines).found
+    ids, labels = a_batch()
+    assert first_nonfinite(squeezed(Masking()), [{"input_ids": ids, "labels": labels}]) == ""
 
 
 def log_mask(n):
@@ -156,12 +148,12 @@ def test_an_operation_whose_result_does_not_stay_bad_is_not_named(name, place):
 
 
 def test_a_mend_on_the_way_forward_is_not_named_for_a_fault_on_the_way_back():
-    class Root(nn.Module):
+    class Masked(nn.Module):
         def forward(self, x):
             mask = torch.tensor([1.0, 0.0]).log().exp()
-            return (x * 0).abs().sqrt() + mask.sum()
+            return root_of_zero(x) + mask.sum()
 
-    layers = nn.Sequential(nn.Linear(4, 4), Root())
+    layers = nn.Sequential(nn.Linear(4, 4), Masked())
     with NanHunt(layers, lines=True) as hunt:
         layers(torch.randn(4, 4)).sum().backward()
     assert (hunt.accused, hunt.first.op) == ("1", "div") and "(x * 0).abs().sqrt()" in hunt.first.line
@@ -226,10 +218,6 @@ def test_a_loss_that_breaks_both_ways_is_named_as_it_is_written():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_backward_nobody_forbids_a_place(sign):
-    class Root(nn.Module):
-        def forward(self, x):
-            return (x * 0).abs().sqrt()
-
     with NanHunt(model := nn.Sequential(nn.Linear(2, 2), Root()), lines=True) as hunt:
         (sign * model(torch.ones(1, 2))).sum().backward()
     assert hunt.first.op == "div" and "SqrtBackward0" in str(hunt), "which makes infinity of 1 and of -1"

@@ -54,6 +54,11 @@ def test_operations_are_those_of_a_real_pass(V, D, L, T):
     assert flops_per_token(config, recompute=True) - flops_per_token(config) == 2 * 12 * D * D * L + 4 * L * T * D
 
 
+def test_the_logits_made_twice_are_a_small_share_of_the_120m_preset():
+    config = PRESETS["120m"]
+    assert 2 * config.vocab_size * config.d_model / flops_per_token(config) == pytest.approx(0.065, abs=0.001)
+
+
 def peak_of(config, rows, precision, recompute, micro_batches, chunk=None):
     torch.manual_seed(0)
     model = GPT(config)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from preflight_models import CALLS, GRADIENT, OVERFIT, SHAPES, Plain, Recomputed, mixture, rows
+from preflight_honest import Recomputed, mixture
+from preflight_models import CALLS, GRADIENT, OVERFIT, SHAPES, Plain, rows
 
 from tinytrain.watch.preflight import preflight
 from tinytrain.watch.preflight.reach import gradient_line

@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -107,10 +108,7 @@ def test_beside_each_run_lies_its_tokenizer_and_a_resumed_run_reads_with_it(tmp_
     options = ["--corpus", poem, "--tokenizer", kind, *size, "--dropout", "0.1", "--eval-every", "1"]
     for name in ("whole", "stopped"):
         assert main([*QUICK, *options, "--out", str(tmp_path / name)]) == 0
-    for line in ("step_00000004",):
-        for path in (tmp_path / "stopped" / "checkpoints" / line).iterdir():
-            path.unlink()
-        (tmp_path / "stopped" / "checkpoints" / line).rmdir()
+    shutil.rmtree(tmp_path / "stopped" / "checkpoints" / "step_00000004")
     monkeypatch.setattr(BPETokenizer, "learn", lambda *_: pytest.fail("it is learned once, and not again"))
     assert main(["resume", str(tmp_path / "stopped")]) == 0
     assert curve_of(tmp_path / "stopped") == curve_of(tmp_path / "whole") and len(log_of(tmp_path / "whole")) == 4
@@ -210,6 +208,15 @@ def test_paths_are_kept_so_that_they_are_found_from_anywhere(tmp_path, tokens, m
     a, b = (json.loads((tmp_path / name / "run.json").read_text()) for name in "ab")
     assert a["tokens"] == str(tokens.path) and a["tokenizer"] == "bytes" and a["corpus"] == "shakespeare"
     assert b["tokenizer"] == str(tokens.path / "tokenizer.json") and b["corpus"] == str(tmp_path / "poem.txt")
+
+
+def test_a_folder_of_tokens_or_texts_called_like_something_known_is_found_from_anywhere(tmp_path, tokens, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tokens.path.rename(tmp_path / "python")
+    (tmp_path / "bytes").mkdir()
+    save_options(Train(tokens="python", corpus="bytes", out=tmp_path / "a"), tokens.tokenizer)
+    kept = json.loads((tmp_path / "a" / "run.json").read_text())
+    assert (kept["tokens"], kept["corpus"]) == (str(tmp_path / "python"), str(tmp_path / "bytes"))
 
 
 def test_the_tokenizer_of_one_run_serves_another(tmp_path, poem, tokens):

@@ -60,3 +60,12 @@ def test_a_folder_without_a_run_or_without_a_checkpoint_is_named(run, tmp_path, 
 
 def test_the_end_of_a_text_is_written_as_a_word():
     assert shown("one\0two") == "one<|endoftext|>two"
+
+
+def test_a_run_whose_weights_were_shared_out_is_sampled_like_any_other(run, tmp_path, capsys):
+    """Its checkpoint holds a tied weight once."""
+    options = ["--corpus", str(run.parent / "poem.txt"), "--processes", "2", "--shard", "--out", str(tmp_path / "run")]
+    assert main([*QUICK, *options, "--prompt", "却说"]) == 0
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith("却说")

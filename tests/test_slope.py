@@ -2,9 +2,12 @@
 
 import pytest
 import torch
-from preflight_models import SLOPE, Plain, Rounded, V, detached_residual, mixture, rows, variant
+from preflight_broken import detached_residual
+from preflight_honest import Rounded, mixture
+from preflight_models import SLOPE, Plain, V, rows, variant
 from torch import nn
 
+from tinytrain.model import GPT, PRESETS
 from tinytrain.watch.preflight import preflight
 
 
@@ -51,3 +54,37 @@ def test_weights_stand_where_they_stood():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     preflight(model, rows())
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+class Untied(GPT):
+    """Its head is a table of its own, so that nothing else carries a gradient to the embedding."""
+
+    def _tie(self):
+        pass
+
+
+class Cut(nn.Module):
+    """A block whose residual stream ends in backward."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+
+    def forward(self, x, attend):
+        x = x.detach() + self.block.attention(self.block.attention_norm(x), attend)
+        return x + self.block.feed_forward(self.block.feed_forward_norm(x))
+
+
+@pytest.fixture
+def batch():
+    ids = torch.randint(0, 256, (4, 33), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_detached_residual_is_found_in_an_untied_model_and_a_whole_one_passes(seed, batch):
+    torch.manual_seed(seed)
+    model = Untied(PRESETS["nano"])
+    assert preflight(model, batch)[SLOPE].passed is True
+    model.blocks[0] = Cut(model.blocks[0])
+    assert preflight(model, batch)[SLOPE].passed is False

@@ -4,7 +4,8 @@ from collections import deque
 
 import pytest
 import torch
-from preflight_models import CALLS, Plain, Scaled, dropped, own_generator, rows, variant
+from preflight_honest import Scaled, dropped, own_generator
+from preflight_models import CALLS, Plain, rows, variant
 
 from tinytrain.watch.preflight import preflight
 from tinytrain.watch.preflight.state import as_before
@@ -46,6 +47,53 @@ def test_tensors_lists_generators_and_hidden_modules_are_put_back(fails):
     assert model.names == {"first"} and model.hidden == [hidden] and hidden.training
     assert hidden.running_mean.item() == 0 and hidden.num_batches_tracked.item() == 0
     assert "made" not in dict(model.named_buffers()) and "made" not in model._non_persistent_buffers_set
+
+
+@pytest.mark.parametrize(
+    ("before", "left"), [(0.0, float("nan")), (0.0, -0.0), (torch.finfo(torch.float32).max, float("inf"))]
+)
+def test_a_number_that_is_left_behind_is_told_from_the_one_before(before, left):
+    class Leaves(Plain):
+        def forward(self, input_ids, attention_mask=None):
+            self.kept.fill_(left)
+            return super().forward(input_ids, attention_mask)
+
+    model = Leaves()
+    model.kept = torch.full((2,), before)
+    with as_before(model, "eval"):
+        model(rows()["input_ids"])
+    assert torch.equal(model.kept.view(torch.int32), torch.full((2,), before).view(torch.int32))
+
+
+def test_an_answer_that_becomes_nan_is_no_answer_of_zero():
+    class Third(Plain):
+        calls = 0
+
+        def answer(self, x):
+            self.calls += 1
+            scores = self.head(x)
+            scores[0, 0, 0] = float("nan") if self.calls == 3 else 0.0
+            return scores
+
+    torch.manual_seed(0)
+    assert preflight(Third(), rows())[CALLS].passed is False
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested", "meta"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_tensor_that_cannot_be_compared_costs_no_line(kind):
+    make = {
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "nested": lambda: torch.nested.nested_tensor([torch.ones(1), torch.ones(2)]),
+        "meta": lambda: torch.ones(2, device="meta"),
+    }[kind]
+    torch.manual_seed(0)
+    model, odd, buffer = Plain(), make(), make()
+    model.odd = odd
+    model.register_buffer("buffer", buffer)
+    report = preflight(model, rows())
+    assert report.failed == () and sum(line.passed is True for line in report.lines) >= 15, str(report)
+    assert model.odd is odd and model.buffer is buffer
 
 
 def test_the_next_call_starts_where_the_first_one_did():

@@ -41,12 +41,13 @@ def exits():
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    for name in ("mine", "helper", "broken"):  # what a test imports, no later one shall find
+    for name in ("mine", "helper", "broken", "unread"):  # what a test imports, no later one shall find
         monkeypatch.setitem(sys.modules, name, None)
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "helper.py").write_text("V = 40")
     (tmp_path / "mine.py").write_text(FILE)
     (tmp_path / "broken.py").write_text("import torch\n\nx = undefined_name\n")
+    (tmp_path / "unread.py").write_text("raise ValueError('data.txt: no such file')")
     monkeypatch.chdir(tmp_path)
     return tmp_path / "mine.py"
 
@@ -68,6 +69,7 @@ def test_a_factory_is_found_as_a_module_and_as_a_file(mine, place):
             "broken.py:model",
             "importing broken.py raises NameError: name 'undefined_name' is not defined (broken.py",
         ),
+        ("unread.py:model", "importing unread.py raises ValueError: data.txt: no such file (unread.py, line 1"),
         ("mine.py:nothing", "mine.py has no function nothing; it has "),
         ("mine.py:wrong", "returned (str); model, (model, batch) or"),
         ("mine.py:raises", "mine.py:raises() raises ZeroDivisionError: division by zero (mine.py, line"),

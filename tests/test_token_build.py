@@ -102,7 +102,7 @@ def test_the_vocabulary_is_learned_from_the_training_part_alone(tmp_path):
 
 
 def test_of_a_long_text_pieces_from_all_over_are_learned_from(tmp_path, monkeypatch):
-    monkeypatch.setattr(tinytrain.token_build, "LEARN_FROM", 60_000)
+    monkeypatch.setattr(tinytrain.bpe, "LEARN_FROM", 60_000)
     monkeypatch.setattr(tinytrain.bpe.pieces_of, "__defaults__", (1000,))
     read = []
     learn = tinytrain.bpe.BPETokenizer.learn
@@ -136,8 +136,7 @@ def test_a_wider_type_may_be_asked_for_and_a_narrower_one_is_refused(tmp_path):
 
 def test_files_without_text_are_left_out_and_counted(tmp_path):
     built = build(texts(tmp_path / "t", "one", "", " \n ", "\ufeff"), tmp_path / "out", valid_share=0)
-    assert decoded(built) == "one\0" or decoded(built) == "one\0\ufeff\0"
-    assert built.manifest["left_out"] == 3
+    assert decoded(built) == "one\0" and built.manifest["left_out"] == 3
 
 
 # What is refused
@@ -293,9 +292,7 @@ def test_building_and_training_take_little_more_memory_for_a_large_text(tmp_path
     names = [str(tmp_path / name) for name in ("small.txt", "large.txt")]
     done = subprocess.run([sys.executable, "-c", GROWTH, kind, *names, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 80, (
-        "MB: half of the text. The order of its rows takes 20, blocks that are read the rest"
-    )
+    assert float(done.stdout) < 80, "MB; the ids alone are 86. Measured for bytes: 12, 11 of them the order of rows"
     for path in (tmp_path / "large.txt", *tmp_path.glob("*/*.bin")):
         os.remove(path)  # 200 MB, and pytest keeps the folders of three runs
 

@@ -3,23 +3,13 @@ import math
 
 import pytest
 import torch
-from hunted_models import Overflowing, Where, a_batch, a_model, hunted, squeezed, step
+from hunted_models import Beside, Overflowing, Where, hunted, root_of_zero, squeezed, step
 from torch import nn
 
 from tinytrain import tensors
 from tinytrain.recompute import recompute_activations
 from tinytrain.watch import magnitudes, origins
 from tinytrain.watch.nan_hunt import NanHunt
-
-
-@pytest.fixture
-def model():
-    return a_model()
-
-
-@pytest.fixture
-def batch():
-    return a_batch()
 
 
 class InPlace(nn.Module):
@@ -57,10 +47,10 @@ def test_nothing_stays_on_a_parameter_that_is_passed_as_an_argument_and_a_hunt_c
     torch.load(tmp_path / "query.pt", weights_only=True)
 
 
-def test_two_hunts_at_once_see_the_same(model, batch):
-    squeezed(model, Where())
+def test_two_hunts_at_once_see_the_same():
+    model = squeezed(Where())
     with NanHunt(model) as one, NanHunt(model) as other:
-        step(model, batch)
+        step(model)
     assert one.accused == other.accused == "blocks.1.feed_forward_norm"
 
 
@@ -86,7 +76,7 @@ def test_a_hook_of_the_users_own_that_fails_is_no_error_of_the_hunt():
     assert hunt.accused == "Trying"
 
 
-def test_a_module_that_fails_leaves_the_order_of_calls_right(batch):
+def test_a_module_that_fails_leaves_the_order_of_calls_right():
     class Failing(nn.Module):
         def forward(self, x):
             raise ArithmeticError
@@ -120,9 +110,10 @@ def test_sparse_gradients_are_looked_at_too(lines):
     assert hunt.accused == "0"
 
 
-def test_it_hunts_through_recomputed_blocks(model, batch):
-    recompute_activations(squeezed(model, Overflowing()))
-    assert hunted(model, batch).accused == "blocks.1.feed_forward_norm"
+def test_it_hunts_through_recomputed_blocks():
+    model = squeezed(Overflowing())
+    recompute_activations(model)
+    assert hunted(model).accused == "blocks.1.feed_forward_norm"
 
 
 def test_the_road_is_that_of_the_call_which_broke():
@@ -177,15 +168,7 @@ def test_a_part_that_was_exchanged_after_the_hunt_was_made_is_seen():
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("lines", [False, True])
 def test_code_that_is_computed_again_on_the_way_back_belongs_to_its_module(reentrant, lines):
-    class Again(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.lin, self.act = nn.Linear(4, 4), nn.Tanh()
-
-        def part(self, x):
-            h = self.lin(x)
-            return self.act(h) + (h * 0).abs().sqrt()
-
+    class Again(Beside):
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=reentrant)
 
@@ -197,23 +180,22 @@ def test_code_that_is_computed_again_on_the_way_back_belongs_to_its_module(reent
 
 
 def test_what_is_computed_again_beside_a_module_belongs_to_the_module_around_both():
-    class Beside(nn.Module):
+    class Inner(nn.Module):
         def __init__(self):
             super().__init__()
             self.inner = nn.Sequential(nn.Linear(4, 4))
 
         def part(self, x):
-            return self.inner(x) + (x * 0).abs().sqrt()
+            return self.inner(x) + root_of_zero(x)
 
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=True)
 
-    class Borrowing(Beside):
+    class Borrowing(Inner):
         def part(self, x):
-            root = (self.inner[0].weight * 0).abs().sqrt()
-            return self.inner(nn.functional.linear(x, root))
+            return self.inner(nn.functional.linear(x, root_of_zero(self.inner[0].weight)))
 
-    for kind in (Beside, Borrowing):
+    for kind in (Inner, Borrowing):
         layers = nn.Sequential(nn.Linear(4, 4), kind())
         with NanHunt(layers) as hunt:
             layers(torch.randn(2, 4)).sum().backward()
@@ -263,12 +245,12 @@ def test_a_slotted_dataclass_is_looked_into():
 
 
 @pytest.mark.parametrize("lines", [False, True])
-def test_a_device_that_is_not_waited_for_tells_the_same(lines, model, batch, monkeypatch):
-    squeezed(model, Where())
+def test_a_device_that_is_not_waited_for_tells_the_same(lines, monkeypatch):
+    model = squeezed(Where())
     told = []
     for _ in range(2):
         model.zero_grad()
-        told.append(str(hunt := hunted(model, batch, lines=lines)) + str(hunt.table()) + str(hunt.headroom()))
+        told.append(str(hunt := hunted(model, lines=lines)) + str(hunt.table()) + str(hunt.headroom()))
         for module in (tensors, origins):
             monkeypatch.setattr(module, "surely_finite", lambda tensor: False)
         monkeypatch.setattr(magnitudes, "_on_cpu", lambda size: None)

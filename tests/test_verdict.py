@@ -90,6 +90,14 @@ def test_an_old_gradient_does_not_hide_who_breaks_now():
     assert "came back to Linear was not finite" in str(hunt) and "not finite before: the gradients of 1" in str(hunt)
 
 
+def test_an_operation_of_before_the_block_has_no_line_and_leaves_no_empty_one():
+    model = nn.Linear(2, 2)
+    loss = (model(torch.ones(1, 2)) * 0).abs().sqrt().sum()
+    with NanHunt(model, lines=True) as hunt:
+        loss.backward()
+    assert (hunt.first.op, hunt.first.line) == ("div", "") and all(map(str.strip, str(hunt).splitlines()))
+
+
 def test_a_gradient_that_this_block_has_spoilt_is_not_called_old():
     model = nn.Linear(2, 1)
     with NanHunt(model) as hunt:

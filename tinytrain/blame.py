@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinytrain.tensors import Phase
-from tinytrain.trace import OUTSIDE, Role
+from tinytrain.trace import BEFORE, OUTSIDE, Role
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Blame:
 def blame(passages: Sequence[Passage]) -> Blame | None:
     """Which module turned finite numbers into ones that are not; None if all are finite."""
     bad = [passage for passage in passages if passage.bad]
-    first = next((passage for passage in bad if passage.roles[0].side not in ("kept", "left over")), None)
+    first = next((passage for passage in bad if passage.roles[0].side not in BEFORE), None)
     if first is None:
         left = (passage.roles[0] for passage in bad if passage.roles[0].side == "left over")
         return next((Blame(OUTSIDE, "backward", role, "left over") for role in left), None)
@@ -44,6 +44,11 @@ def blame(passages: Sequence[Passage]) -> Blame | None:
     kept = [passage.roles[0] for passage in bad if passage.roles[0].side == "kept"]
     ran = {passage.roles[0].module for passage in passages if passage.roles[0].side in ("input", "output", "weight")}
     return _forward(first.roles[0], kept, ran)
+
+
+def blamed(passages: Sequence[Passage], found: Blame) -> int:
+    """The number of the passage for which there is this blame."""
+    return next(n for n, passage in enumerate(passages) if passage.bad and found.role in passage.roles)
 
 
 def _forward(role: Role, kept: Sequence[Role], ran: Collection[str]) -> Blame:

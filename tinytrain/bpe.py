@@ -150,6 +150,11 @@ def check_vocab_size(vocab_size: int) -> int:
     return vocab_size
 
 
+def enough_to_learn_from(texts: Iterable[Iterable[str]], n_bytes: float) -> Iterator[str]:
+    """Pieces of ``texts``, each a text that comes in pieces, spread over all: about ``LEARN_FROM`` of ``n_bytes``."""
+    return thinned((piece for text in texts for piece in pieces_of(text)), LEARN_FROM / max(n_bytes, 1))
+
+
 def thinned(pieces: Iterable[str], share: float) -> Iterator[str]:
     """About ``share`` of the pieces, spread evenly over all: every one if it is 1 or more, every third if it is 1/3.
 

@@ -4,6 +4,7 @@
 ``python -m tinytrain resume runs/first``
 ``python -m tinytrain sample runs/first --prompt "To be"``
 ``python -m tinytrain tokens my_texts/ --out my_tokens``
+``python -m tinytrain plan --preset 120m --gpu-memory 24``
 ``python -m tinytrain preflight my_model.py:build``
 ``python -m tinytrain doctor runs/first``
 ``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
@@ -31,6 +32,7 @@ from tinytrain.distributed import LaunchError, launch, rank, shard, under_torchr
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.plan_command import Plan, planned
 from tinytrain.precision import LossScaleError
 from tinytrain.run_options import Train, load_options, save_options
 from tinytrain.run_text import text_of
@@ -260,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "resume": Resume,
             "sample": Sample,
             "tokens": Tokens,
+            "plan": Plan,
             "preflight": Preflight,
             "doctor": Doctor,
         },
@@ -268,9 +271,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=arguments,
     )
     if isinstance(options, Tokens):
-        return _status(lambda: tokens(options) is not None)
+        return _status(lambda: tokens(options))
+    if isinstance(options, Plan):
+        return _status(lambda: print(planned(options)))
     if isinstance(options, Sample):
-        return _status(lambda: print(sample_run(options)) is None)
+        return _status(lambda: print(sample_run(options)))
     if isinstance(options, Preflight):
         return _status(lambda: preflight(options))
     if isinstance(options, Doctor):
@@ -296,10 +301,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 130 if report.stopped_by == "interrupt" else 0
 
 
-def _status(healthy: Callable[[], bool], *, unable: int = 1) -> int:
-    """The exit status of a command that looks at something: 0 if it is healthy, ``unable`` if it could not look."""
+def _status(command: Callable[[], object], *, unable: int = 1) -> int:
+    """A command's exit status: 0, 1 if it returns False (what it looked at is sick), ``unable`` if it could not."""
     try:
-        return 0 if healthy() else 1
+        return 1 if command() is False else 0
     except (ValueError, OSError) as error:
         print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
     except KeyboardInterrupt:

@@ -73,10 +73,8 @@ class Corpus:
         return Corpus(f"{self.name} (training)", tuple(train)), Corpus(f"{self.name} (validation)", tuple(validation))
 
     def _parts_well(self, fraction: float, seed: int) -> bool:
-        if len(self.documents) < 10:
-            return False
-        held = sum(len(document.text) for document in _split_documents(self, fraction, seed)[1])
-        return 0.5 * fraction <= held / sum(len(document.text) for document in self.documents) <= 2.0 * fraction
+        sizes = _sizes(self)
+        return parts_well(len(self.documents), sizes, choose_held_out(sizes, fraction, seed), fraction)
 
 
 def load_corpus(source: str | Path = "shakespeare", *, pattern: str = "*") -> Corpus:
@@ -196,12 +194,16 @@ def _split_position(corpus: Corpus, fraction: float, _seed: int) -> tuple[list[D
 
 
 def _split_documents(corpus: Corpus, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:
+    held_out = choose_held_out(_sizes(corpus), fraction, seed)
+    train = [document for document in corpus.documents if document.text not in held_out]
+    return train, [document for document in corpus.documents if document.text in held_out]
+
+
+def _sizes(corpus: Corpus) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for document in corpus.documents:
         sizes[document.text] = sizes.get(document.text, 0) + len(document.text)
-    held_out = choose_held_out(sizes, fraction, seed)
-    train = [document for document in corpus.documents if document.text not in held_out]
-    return train, [document for document in corpus.documents if document.text in held_out]
+    return sizes
 
 
 def choose_held_out(sizes: dict[str, int], fraction: float, seed: int) -> set[str]:
@@ -214,6 +216,12 @@ def choose_held_out(sizes: dict[str, int], fraction: float, seed: int) -> set[st
             held_out.add(text)
             held += sizes[text]
     return held_out
+
+
+def parts_well(n_documents: int, sizes: dict[str, int], held_out: set[str], fraction: float) -> bool:
+    """Whether to hold out whole documents: there are ten or more, and ``held_out`` are half to twice ``fraction``."""
+    held = sum(sizes[text] for text in held_out) / sum(sizes.values())
+    return n_documents >= 10 and 0.5 * fraction <= held <= 2.0 * fraction
 
 
 def _shakespeare() -> Corpus:

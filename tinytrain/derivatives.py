@@ -57,6 +57,12 @@ Handed = Callable[[Call, "Call | Tensor | None", Tensor], None]
 """told which call handed on a gradient, to whose derivatives (or to which leaf), and the gradient"""
 
 
+def running_derivative() -> Any:
+    """The node of the graph that this thread's backward pass is at; None outside of one. torch has no public name for
+    it, nor for the numbers of nodes."""
+    return torch._C._current_autograd_node()
+
+
 class Derivatives:
     """Marks derivatives with the calls that made them. ``told`` hears of each gradient that leaves its call."""
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from tinytrain.blame import Blame, Passage, blame
+from tinytrain.blame import Blame, Passage, blame, blamed
 from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
 from tinytrain.step import Batch, loss_sum
-from tinytrain.tensors import Phase, is_bad, is_nan
+from tinytrain.tensors import Phase, is_bad
 from tinytrain.trace import Role, Trace
 
 
@@ -42,7 +42,7 @@ def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> 
     worst: list[str] = []  # of each passage that is bad
 
     def see(phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
-        bad = bool(is_nan(tensor) if roles[0].buffer else is_bad(tensor, phase))
+        bad = bool(is_bad(tensor, phase, buffer=roles[0].buffer))
         passages.append(Passage(phase, tuple(roles), bad))
         worst.append(_worst(tensor) if bad else "")
 
@@ -54,10 +54,7 @@ def _run(model: nn.Module, batch: Batch, precision: Precision, scale: float) -> 
         if passed:
             (loss * scale).backward()
     found = blame(passages)
-    if found is None:
-        return ""
-    where = next(n for n, passage in enumerate(passages) if passage.bad and found.role in passage.roles)
-    return _in_words(found, worst[where])
+    return _in_words(found, worst[blamed(passages, found)]) if found is not None else ""
 
 
 def _in_words(found: Blame, worst: str) -> str:

@@ -74,8 +74,9 @@ def save_options(options: Train, tokenizer: Tokenizer | None = None) -> None:
     """Write the tokenizer (bytes if not given), then ``run.json``, into the run's folder, each whole or not at all."""
     tokenizer = tokenizer or ByteTokenizer()
     values = {name: value for name, value in asdict(options).items() if name != "out"}
-    for name in ("corpus", "tokens", "tokenizer"):  # found again from any other folder
-        if values[name] not in (*NAMES, "bytes", "bpe", None) and Path(values[name]).exists():
+    no_paths = {"corpus": NAMES, "tokens": (None,), "tokenizer": ("bytes", "bpe")}
+    for name, known in no_paths.items():  # a path is found again from any other folder
+        if values[name] not in known and Path(values[name]).exists():
             values[name] = str(Path(values[name]).resolve())
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer.save(options.out / FILE)

@@ -1,18 +1,17 @@
 """What a run reads: the rows it is trained on, the rows that are held out, and the tokenizer of both."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tqdm import tqdm
 
-from tinytrain.bpe import LEARN_FROM, BPETokenizer, pieces_of, thinned
+from tinytrain.bpe import BPETokenizer, enough_to_learn_from
 from tinytrain.corpus import load_corpus
 from tinytrain.data import TokenRows
 from tinytrain.distributed.group import on_first
 from tinytrain.run_options import OPTIONS, Train, load_run_tokenizer
 from tinytrain.token_file import TokenFile, TokenFolder, open_tokens, require_tokenizer
-from tinytrain.tokenizer import FILE, Tokenizer, choose_tokenizer
+from tinytrain.tokenizer import DEFAULT_VOCABULARY, FILE, Tokenizer, choose_tokenizer
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,8 @@ def text_of(options: Train, row_length: int, *, resumed: bool = False) -> RunTex
 
 
 def _learn(text: str, vocab_size: int | None) -> str:
-    pieces: Iterator[str] = thinned(pieces_of([text]), LEARN_FROM / max(len(text.encode()), 1))
-    tokenizer = choose_tokenizer("bpe", pieces, vocab_size)
-    assert isinstance(tokenizer, BPETokenizer)
-    return tokenizer.to_json()
+    pieces = enough_to_learn_from([[text]], len(text.encode()))
+    return BPETokenizer.learn(pieces, DEFAULT_VOCABULARY if vocab_size is None else vocab_size).to_json()
 
 
 def _from_tokens(options: Train, path: Path, row_length: int, resumed: bool) -> RunText:

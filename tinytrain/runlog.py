@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tinytrain.durable import replace_file
+
 FIELDS = {
     "batch": "global batches consumed, this one included",
     "step": "completed updates, this one included",
@@ -38,6 +40,7 @@ FIELDS = {
     "skipped_steps": "updates not made so far",
     "processes": "number of processes that share each update",
     "eval_loss": "nats per target token of the evaluation set, on lines where it was measured",
+    "eval_bits_per_byte": "the same in bits per byte of text, where the Trainer was told how many bytes a token has",
 }
 """What each field of a line means, with its unit."""
 
@@ -66,12 +69,7 @@ class RunLog:
     def _cut_behind(self, batch: int) -> int:
         """Keep the lines up to that of ``batch``; returns the last batch that is kept."""
         kept = [record for record in read_run(self.path.parent) if record["batch"] <= batch]
-        shorter = self.path.with_suffix(".unfinished")
-        with shorter.open("w", encoding="utf-8", newline="\n") as file:
-            file.write("".join(to_line(record) + "\n" for record in kept))
-            file.flush()
-            os.fsync(file.fileno())
-        shorter.replace(self.path)  # at once, so that a kill here leaves the old log or the new one
+        replace_file(self.path, "".join(to_line(record) + "\n" for record in kept).encode())
         return kept[-1]["batch"] if kept else 0
 
     def write(self, record: dict[str, Any]) -> None:

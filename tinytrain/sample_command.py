@@ -12,7 +12,7 @@ from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
 from tinytrain.run_options import load_options, load_run_tokenizer
 from tinytrain.train import CHECKPOINTS
-from tinytrain.weights import load_model_state
+from tinytrain.weights import load_model_state, with_ties
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,8 @@ def sample_run(options: Sample) -> str:
         raise ValueError(f"preset {run.preset!r} is not one of {', '.join(PRESETS)}")
     model = GPT(replace(PRESETS[run.preset], vocab_size=tokenizer.vocab_size)).to(best_device())
     checkpoint, state = Checkpointer(options.folder / CHECKPOINTS).load()
-    load_model_state(model, state["model"], source=str(checkpoint.folder))
+    weights = with_ties(model.state_dict(), state["model"])  # shards hold a tied weight once
+    load_model_state(model, weights, source=str(checkpoint.folder))
     return shown(
         sample(
             model,

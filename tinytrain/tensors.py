@@ -56,7 +56,7 @@ def _names(slots: Any) -> tuple[str, ...]:
 def readable(tensor: Tensor) -> Tensor | str:
     """The numbers of a tensor of real or complex numbers, detached, as a dense real tensor; or why there are none to
     be had, in a word or two. Of complex numbers the parts, of a sparse tensor what it stores, 8-bit floats as FP32."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if inside_torch_func(tensor):
         return "inside torch.func"
     if tensor.is_nested:
         return "nested"
@@ -72,14 +72,22 @@ def readable(tensor: Tensor) -> Tensor | str:
     return tensor.float() if tensor.dtype.itemsize == 1 else tensor
 
 
-def is_bad(tensor: Tensor, phase: Phase) -> Tensor:
+def inside_torch_func(tensor: Tensor) -> bool:
+    """Whether ``vmap``, ``grad`` or the like is at work on this tensor. torch has no public name for it."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_bad(tensor: Tensor, phase: Phase, *, buffer: bool = False) -> Tensor:
     """Whether a tensor holds NaN or infinity that nobody meant; a truth value ``[]`` on the tensor's device.
 
     On the way forward, minus infinity beside ordinary numbers is how masks forbid a place, and is no fault. It is one
-    where nothing else is left, and beside numbers that come near the end of the format's range.
+    where nothing else is left, and beside numbers that come near the end of the format's range. In a ``buffer`` only
+    NaN is a fault: masks are kept in buffers, and observers of ranges begin with both infinities.
     """
     if surely_finite(tensor):
         return torch.zeros((), dtype=torch.bool, device=tensor.device)
+    if buffer:
+        return tensor.isnan().any()
     finite = tensor.isfinite()
     bad = ~finite.all()
     if phase == "backward" or tensor.numel() == 0:
@@ -88,12 +96,6 @@ def is_bad(tensor: Tensor, phase: Phase) -> Tensor:
     largest = tensor.abs().where(finite, 0).amax()
     mask = forbidden.all() & finite.any() & (largest < NEAR_THE_END * torch.finfo(tensor.dtype).max)
     return bad & ~mask
-
-
-def is_nan(tensor: Tensor) -> Tensor:
-    """Whether a buffer holds NaN; a truth value ``[]``. Its infinities may be meant: masks are kept in buffers, and
-    observers of ranges begin with both."""
-    return is_bad(tensor, "backward") if surely_finite(tensor) else tensor.isnan().any()
 
 
 def surely_finite(tensor: Tensor) -> bool:

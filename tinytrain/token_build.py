@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from tinytrain.bpe import LEARN_FROM, check_vocab_size, pieces_of, thinned
-from tinytrain.corpus import choose_held_out
+from tinytrain.bpe import check_vocab_size, enough_to_learn_from
+from tinytrain.corpus import choose_held_out, parts_well
 from tinytrain.durable import sync_folder, write_synced
 from tinytrain.text_stream import Source, Survey, sources_of, survey
 from tinytrain.token_file import (
@@ -69,10 +69,11 @@ def build_tokens(
     """Write the tokens of ``inputs`` (files, folders, names of corpora) to the folder ``out``.
 
     Everything is read twice: first to its end, so that a bad byte is found before any token is written, then to be
-    written. ``valid_share`` of the characters are held out: whole documents, chosen by ``seed``, where there are ten or
-    more of like size, and the end of the text otherwise. Documents that are equal to the letter stay on one side. A
-    vocabulary is learned from the training part. Behind each document stands the tokenizer's ``end_of_text``; rows are
-    cut from all documents in a line, so that one may hold the end of a document and the beginning of the next.
+    written; the training part once more between, if a vocabulary is learned from it. ``valid_share`` of the characters
+    are held out: whole documents, chosen by ``seed``, where there are ten or more of like size, and the end of the text
+    otherwise. Documents that are equal to the letter stay on one side. A vocabulary is learned from the training part.
+    Behind each document stands the tokenizer's ``end_of_text``; rows are cut from all documents in a line, so that one
+    may hold the end of a document and the beginning of the next.
     The same inputs give the same files. ``dtype`` is the narrowest that holds the vocabulary if not given.
 
     The folder is written under a temporary name and renamed when it is whole. Raises ``FileExistsError`` if ``out`` is
@@ -133,7 +134,7 @@ def divide(documents: Sequence[Survey], share: float, seed: int) -> tuple[dict[s
     for document in documents:
         sizes[document.digest] = sizes.get(document.digest, 0) + document.characters
     held_out = choose_held_out(sizes, share, seed)
-    if len(documents) >= 10 and 0.5 * share <= sum(sizes[digest] for digest in held_out) / total <= 2.0 * share:
+    if parts_well(len(documents), sizes, held_out, share):
         train = [stretch for stretch in whole if stretch.document.digest not in held_out]
         valid, by = [stretch for stretch in whole if stretch.document.digest in held_out], "document"
     else:
@@ -169,7 +170,7 @@ def _look_at(sources: Sequence[Source], quiet: bool) -> list[Survey]:
 
 def _to_learn_from(stretches: Sequence[Stretch]) -> Iterator[str]:
     n_bytes = sum(s.document.bytes * (s.stop - s.start) / s.document.characters for s in stretches)
-    return thinned((piece for s in stretches for piece in pieces_of(s.pieces())), LEARN_FROM / n_bytes)
+    return enough_to_learn_from((s.pieces() for s in stretches), n_bytes)
 
 
 def _write_part(

@@ -14,12 +14,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tinytrain.derivatives import Call, Derivatives
-from tinytrain.tensors import Phase, readable, tensors_in
+from tinytrain.derivatives import Call, Derivatives, running_derivative
+from tinytrain.tensors import Phase, inside_torch_func, readable, tensors_in
 
 OUTSIDE = ""
 """the "module" of what happens before or behind the model: the data, the loss, the scale"""
 Side = Literal["input", "output", "weight", "handed", "read", "kept", "left over"]
+BEFORE: tuple[Side, ...] = ("kept", "left over")
+"""sides of what is older than the passes that are watched"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Trace:
 
     @staticmethod
     def apart() -> AbstractContextManager[Any]:
-        """What is done in this block is no operation of the model, and no mode counts it."""
+        """What is done in this block is no operation of the model, and no mode counts it: torch has no public way."""
         return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
 
     def _look(self, phase: Phase, roles: Sequence[Role], tensor: Tensor) -> None:
@@ -183,7 +185,7 @@ class Trace:
 
     def _caller(self) -> Call | None:
         """The call whose code runs now; in a backward pass that computes something once more, the one it is part of."""
-        return self._running[-1] if self._running else self._derivatives.owner(torch._C._current_autograd_node())
+        return self._running[-1] if self._running else self._derivatives.owner(running_derivative())
 
     def _run_of(self, name: str) -> int:
         """A call from outside begins the next run if this module was called so before."""
@@ -194,11 +196,11 @@ class Trace:
         return self._run
 
     def _claim(self, tensors: list[Tensor], call: Call | None) -> None:
-        self._derivatives.claim([each for each in tensors if not _wrapped(each)], call)
+        self._derivatives.claim([each for each in tensors if not inside_torch_func(each)], call)
 
     def _pass(self, tensor: Tensor, role: Role) -> None:
         self._look("forward", (role,), tensor)
-        if not tensor.requires_grad or _wrapped(tensor):
+        if not tensor.requires_grad or inside_torch_func(tensor):
             return
         known = self._roles.get(tensor)
         if known is not None and known[0] is tensor.grad_fn:
@@ -219,7 +221,7 @@ class Trace:
                 role = roles[0]
                 self._look("backward", (Role(role.module, "left over", OUTSIDE, role.name),), weight.grad)
             first = False
-            reader = self._derivatives.reader(torch._C._current_autograd_node())
+            reader = self._derivatives.reader(running_derivative())
             added = [Role(reader.module, "read", OUTSIDE, run=reader.run)] if reader is not None else []
             self._look("backward", (*roles, *added), gradient)
 
@@ -249,7 +251,3 @@ def _kept_by(module: nn.Module) -> list[Tensor]:
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
             kept += [each for each in value if isinstance(each, Tensor)]
     return kept
-
-
-def _wrapped(tensor: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

@@ -20,7 +20,7 @@ from tinytrain.bits import bits_per_byte
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
 from tinytrain.data import share_of, without_targets
-from tinytrain.device import device_of, memory_bytes, memory_limit
+from tinytrain.device import device_of
 from tinytrain.distributed.group import gathered, on_first, rank, total, world_size
 from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, same_buffers, sharers
 from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
@@ -28,6 +28,7 @@ from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
 from tinytrain.precision import Precision, check_float32
+from tinytrain.record import count_padding, record_of
 from tinytrain.resume import generators_of, read_newest, restore, settings_of, shards_of, state_of
 from tinytrain.runlog import RunLog
 from tinytrain.step import Batch, Evaluation, StepReport, check_micro_batches, evaluate, train_step
@@ -217,7 +218,8 @@ class Trainer:
         )
         end = time.perf_counter()
         self._count(report)
-        record = self._record(report, micro_batches) | {
+        padded, positions = self._sums(count_padding(micro_batches))
+        record = record_of(self, report, padded=padded, positions=positions) | {
             "tokens_per_second": report.tokens / (end - start),
             "seconds_data": ready - start,
             "seconds_step": end - ready,
@@ -329,30 +331,6 @@ class Trainer:
         self.skipped_steps += report.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if report.skipped else 0
 
-    def _record(self, report: StepReport, micro_batches: Sequence[Batch]) -> dict[str, Any]:
-        padded, positions = self._sums(count_padding(micro_batches))
-        device = device_of(self.model)
-        return {
-            "batch": self.batch,
-            "step": self.step,
-            **({"epoch": self.data.place(self.batch - 1)[0]} if hasattr(self.data, "place") else {}),
-            "loss": report.loss,
-            "grad_norm": report.grad_norm,
-            "clip_factor": clip_factor(report.grad_norm, self.config.max_grad_norm),
-            "lr": report.lr,
-            "tokens": report.tokens,
-            "positions": int(positions),
-            "tokens_seen": self.tokens_seen,
-            "padding": padded / positions if positions else 0.0,
-            "memory_bytes": memory_bytes(device),
-            "memory_limit_bytes": memory_limit(device),
-            "skipped": report.skipped,
-            **({"reason": report.reason} if report.skipped else {}),
-            "skipped_steps": self.skipped_steps,
-            **({"loss_scale": report.scale} if self.config.precision == "fp16" else {}),
-            "processes": self.processes,
-        }
-
     def _where_it_broke(self, micro_batches: Sequence[Batch], draws: TorchStates, scale: float) -> str:
         if is_sharded(self.model):
             return "not looked for: the weights are shared out over the processes"
@@ -409,16 +387,3 @@ class Trainer:
                 f"{where and f' ({where})'}. The weights are those "
                 f"after update {self.step}. Look at that batch's labels, the learning rate, and grad_norm before it"
             )
-
-
-def clip_factor(grad_norm: float, max_grad_norm: float) -> float:
-    """What ``clip_grad_norm_`` multiplied the gradient by: 1 if it was short enough, NaN if its norm is not finite."""
-    return min(1.0, max_grad_norm / (grad_norm + 1e-6)) if math.isfinite(grad_norm) else math.nan
-
-
-def count_padding(micro_batches: Sequence[Batch]) -> tuple[int, int]:
-    """(positions that carry no token, all positions): ``attention_mask`` is 0 there, or ``doc_ids`` below 0."""
-    positions = sum(batch["input_ids"].numel() for batch in micro_batches)
-    padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
-    padded += sum(int((batch["doc_ids"] < 0).sum()) for batch in micro_batches if "doc_ids" in batch)
-    return padded, positions

@@ -113,13 +113,18 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
         loaded = load_file(str(path))
     except SafetensorError as error:
         raise ValueError(f"{path} is no whole safetensors file ({error}): export it again") from error
-    saved = _with_names_of(own, loaded)
-    for name, alias in tied_names(own).items():  # a tied weight is stored under one of its names
+    load_model_state(model, with_ties(own, _with_names_of(own, loaded)), source=str(path))
+
+
+def with_ties(own: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``saved``, where a tied weight may stand under one of its names, with all the names that it has in ``own``."""
+    saved = dict(saved)
+    for name, alias in tied_names(own).items():
         if name not in saved and alias in saved:
             saved[name] = saved[alias]
         elif alias not in saved and name in saved:
             saved[alias] = saved[name]
-    load_model_state(model, saved, source=str(path))
+    return saved
 
 
 def tied_names(state: Mapping[str, Tensor]) -> dict[str, str]:

@@ -206,3 +206,18 @@ def outputs(cells, kind):
 def text_of(cell):
     """What a cell printed."""
     return "".join(output.text for output in outputs([cell], "stream"))
+
+
+def folds_of(page, cell):
+    """The folds of a cell's output, in view; outputs get their height only near the screen."""
+    output = page.cell(cell).locator(".jp-OutputArea-output details")
+    page.bring_into_view(output.first)
+    return [output.nth(i) for i in range(output.count())]
+
+
+def told_by(fold):
+    """What a fold shows once it is clicked open; before that it shows nothing."""
+    assert not fold.locator("p, pre").first.is_visible()
+    fold.locator("summary").click()
+    assert fold.locator("p, pre").first.is_visible()
+    return fold.inner_text()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from labpage import outputs
+from labpage import folds_of, outputs, told_by
 from nbformat.v4 import new_code_cell, new_notebook
 
-from tinytrain.course.lesson_10 import GALLERY
+from tinytrain.course.gallery_10 import GALLERY
 
 pytestmark = pytest.mark.browser
 
@@ -21,7 +21,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from tinytrain.course.explore import explore
-from tinytrain.course.lesson_10 import ask, make_all, portrait, sheet
+from tinytrain.course.gallery_10 import ask, portrait, sheet
+from tinytrain.course.lesson_10 import make_all
 
 runs = make_all(["small", "labels not shifted", "lr too small"], Path(mkdtemp()))
 picture = sheet({"F": runs["labels not shifted"], "G": runs["lr too small"]}, runs["small"])""",
@@ -38,20 +39,6 @@ explore(draw, run=["labels not shifted", "lr too small"], doctor=["hidden", "sho
 def picture_of(page, cell):
     (picture,) = outputs(page.cells()[cell : cell + 1], "image/png")
     return picture.data["image/png"]
-
-
-def folds_of(page, cell):
-    """The folds of a cell's output, in view; outputs get their height only near the screen."""
-    output = page.cell(cell).locator(".jp-OutputArea-output details")
-    page.bring_into_view(output.first)
-    return [output.nth(i) for i in range(output.count())]
-
-
-def told_by(fold):
-    assert not fold.locator("p, pre").first.is_visible()
-    fold.locator("summary").click()
-    assert fold.locator("p, pre").first.is_visible()
-    return fold.inner_text()
 
 
 def test_the_stored_gallery_is_looked_at_guessed_and_revealed(lab, open_notebook, screenshots):

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from labpage import folds_of, told_by
 
 pytestmark = pytest.mark.browser
 
@@ -17,26 +18,16 @@ def lab_page(lab, open_notebook):
     return open_notebook(NAME)
 
 
-def folds_of(page, question):
-    """The folds of guess number ``question``, in view; outputs get their height only near the screen."""
-    cells = [i for i, cell in enumerate(page.cells()) if "guess(" in cell.source]
-    output = page.cell(cells[question]).locator(".jp-OutputArea-output details")
-    page.bring_into_view(output.first)
-    return [output.nth(i) for i in range(output.count())]
-
-
-def told_by(fold):
-    assert not fold.locator("p, pre").first.is_visible()
-    fold.locator("summary").click()
-    assert fold.locator("p, pre").first.is_visible()
-    return fold.inner_text()
+def cell_of_guess(page, question):
+    """Which code cell asks guess number ``question``."""
+    return [i for i, cell in enumerate(page.cells()) if "guess(" in cell.source][question]
 
 
 def test_the_headline_case_is_looked_at_accused_and_revealed(lab_page, screenshots):
     picture = lab_page.cell(0).locator("img").first
     lab_page.bring_into_view(picture)
     assert picture.evaluate("image => image.naturalWidth") > 300
-    choices = {fold.locator("summary").inner_text(): fold for fold in folds_of(lab_page, 0)}
+    choices = {fold.locator("summary").inner_text(): fold for fold in folds_of(lab_page, cell_of_guess(lab_page, 0))}
     assert "No." in told_by(choices["blocks.0.norm1, forward"])
     assert "Yes." in told_by(choices["blocks.0.norm1, backward"])
     revealed = told_by(choices["Reveal"])

@@ -123,7 +123,7 @@ def test_pictures_are_stored_with_few_colours(tmp_path):
     run_notebook(path)
     (output,) = nbformat.read(path, as_version=4).cells[1].outputs
     picture = Image.open(io.BytesIO(base64.b64decode(output.data["image/png"])))
-    assert picture.mode == "P" and len(picture.getcolors()) <= 128
+    assert picture.mode == "P" and len(picture.getcolors()) <= 64
     assert (0, 114, 178) in {pixel for _, pixel in picture.convert("RGB").getcolors()}
 
 

@@ -1,31 +1,33 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from tinytrain.course import lesson_10, sick
+from tinytrain.course.gallery_10 import GALLERY, LOOKS
 from tinytrain.course.handwritten import MendedLM, SmallLM
 from tinytrain.course.lesson_10 import (
-    GALLERY,
-    LOOKS,
-    R3,
-    R4,
+    early_share,
     final_order,
+    first_signs,
     jumps,
     loss_without_future,
     model_of,
     over_seeds,
     several,
-    shows,
     steps_to,
     stream,
     train_run,
 )
+from tinytrain.course.symptoms_10 import R3, R4, shows, symptom_table
 from tinytrain.runlog import Run
 
 
 def run_of(losses, **fields):
-    return Run("nowhere", [{"step": i + 1, "batch": i + 1, "loss": loss} | fields for i, loss in enumerate(losses)])
+    return Run(
+        Path("nowhere"), [{"step": i + 1, "batch": i + 1, "loss": loss} | fields for i, loss in enumerate(losses)]
+    )
 
 
 def weights(**settings):
@@ -132,6 +134,43 @@ def test_symptoms_are_read_from_the_log():
     bounce[60] += 1.0
     assert shows(R4[0][0], run_of(bounce), healthy)
     assert not shows(R4[0][0], run_of([1.0] * 100), healthy)
+
+
+def with_norms(losses, norms):
+    run = run_of(losses)
+    for record, norm in zip(run.records, norms, strict=True):
+        record["grad_norm"] = norm
+    return run
+
+
+def test_the_norms_lead_is_counted_from_its_first_jump_to_the_losss():
+    losses, norms = [3.0] * 60, [1.0] * 60
+    losses[50] = 4.0
+    assert first_signs(with_norms(losses, norms)) == {"past 100": 0.0, "lead": 0}
+    norms[45], norms[48] = 6.0, 120.0
+    assert first_signs(with_norms(losses, norms)) == {"past 100": 1.0, "lead": 5}
+    norms[45], norms[48], norms[51] = 1.0, 1.0, 120.0  # behind the loss: no sign
+    assert first_signs(with_norms(losses, norms)) == {"past 100": 0.0, "lead": 0}
+    assert first_signs(with_norms([3.0] * 60, norms)) is None
+    assert first_signs(with_norms([2.0, *losses[1:]], norms)) is None  # worse than at its start before the watch began
+
+
+def test_the_share_of_an_early_fall():
+    early = [5.0] * 10 + [2.0] * 90
+    assert early_share(run_of(early)) == 1.0
+    assert early_share(run_of([5.0 - 0.03 * i for i in range(100)])) == pytest.approx(0.216, abs=0.02)
+    assert early_share(run_of([5.0 - 0.001 * i for i in range(100)])) == 0.0  # it wins next to nothing
+
+
+def test_a_run_is_compared_with_its_own_control():
+    healthy, deep = run_of([5.5 - 0.03 * i for i in range(100)]), run_of([5.5 - 0.02 * i for i in range(100)])
+    runs = {"no residual scaling": deep}
+    row = [("will not go down, or bounces back", "5 residual outputs not scaled", "no residual scaling")]
+    assert symptom_table(row, runs, healthy)[0]["shows it"] is True
+    assert symptom_table(row, runs, healthy, runs)[0]["shows it"] is False
+    losses = [record["loss"] for record in healthy]
+    losses[60] += 1.0  # a bounce that the control has too
+    assert shows(R4[0][0], run_of(losses), healthy) and not shows(R4[0][0], run_of(losses), run_of(losses))
 
 
 def test_cutting_off_the_future_changes_a_leaking_model_alone():

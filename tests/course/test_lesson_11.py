@@ -4,21 +4,9 @@ import pytest
 import torch
 
 from tinytrain.course import nan_models
-from tinytrain.course.lesson_11 import (
-    CASES,
-    CheckedScaler,
-    GrowingScaler,
-    difference,
-    hunt,
-    lead,
-    questions,
-    scale_warns,
-    show_log,
-    show_rerun,
-    smooth,
-    train,
-    under_train_step,
-)
+from tinytrain.course.lesson_11 import CASES, CheckedScaler, GrowingScaler, train, under_train_step
+from tinytrain.course.nan_show import hunt, lead, questions, scale_warns, show_log, show_rerun, smooth
+from tinytrain.course.nan_trial import difference
 
 SHORT = {"headline": 90, "softmax": 45, "now and then": 50, "standstill": 45, "soaring": 112, "one batch": 62}
 FIRST = {  # where the first bad batch may lie: processors round differently

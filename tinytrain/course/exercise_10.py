@@ -3,36 +3,22 @@
 import math
 import random
 from collections.abc import Callable
-from functools import cache
 from numbers import Integral
 from statistics import median
 
+from tinytrain.course.drawn_10 import (
+    BORDERS,
+    EVALUATIONS,
+    MISTAKES,
+    NAMES,
+    NORMS,
+    bordering,
+    draw_evaluations,
+    draw_norms,
+    pool,
+    telling,
+)
 from tinytrain.course.exercises import Exercise, Report
-from tinytrain.course.lesson_10 import log_of
-
-Log = tuple[list[float], dict[int, float]]
-"""training loss of every update; held-out loss by update"""
-
-NAMES = ("healthy", "swings", "hardly moves", "overfitting", "too good")
-_KINDS = {
-    "healthy": ("small", "dropout", "constant lr"),
-    "swings": ("lr far too large",),
-    "hardly moves": ("lr too small", "clipped to nothing"),
-    "overfitting": ("tiny corpus", "same batch always"),
-    "too good": ("labels not shifted",),
-}
-
-
-@cache
-def _pool(kind: str) -> tuple[Log, ...]:
-    """Real runs of a kind, trained when they are first asked for, with seeds that nobody knows: a second or two."""
-    return tuple(log_of(recipe, random.randrange(10**6)) for recipe in _KINDS[kind])
-
-
-def unlabelled() -> dict[str, Log]:
-    """Three runs of different kinds under neutral names, and in an order that nobody knows."""
-    kinds = random.sample(NAMES, 3)
-    return {letter: random.choice(_pool(kind)) for letter, kind in zip("XYZ", kinds, strict=True)}
 
 
 def name_it(losses: list[float], evals: dict[int, float]) -> str:
@@ -58,11 +44,13 @@ def name_it(losses: list[float], evals: dict[int, float]) -> str:
 
 
 def check_name_it(answer: Callable[[list[float], dict[int, float]], str], report: Report) -> None:
-    """Ask for all kinds in an order drawn anew: real runs, and logs drawn near the borders between the kinds."""
-    asked = [(kind, log) for kind in NAMES for log in random.sample(_pool(kind), min(2, len(_pool(kind))))]
-    asked += [(kind, _bordering(kind, case)) for kind, cases in _BORDERS.items() for case in cases]
-    random.shuffle(asked)
-    given = [(kind, answer(list(losses), dict(evals))) for kind, (losses, evals) in asked]
+    """Ask for all kinds: logs drawn near the borders between them, in an order drawn anew, and then real runs."""
+    drawn = [(kind, bordering(case)) for kind, cases in BORDERS.items() for case in cases]
+    random.shuffle(drawn)
+    given = [(kind, answer(list(losses), dict(evals))) for kind, (losses, evals) in drawn]
+    for kind in NAMES:  # trained only for an answer that has come so far
+        for losses, evals in random.sample(pool(kind), min(2, len(pool(kind)))):
+            given.append((kind, answer(list(losses), dict(evals))))
     other = [value for _, value in given if not (isinstance(value, str) and value in NAMES)]
     told = f"It returned {other[0]!r}; wanted is one of {', '.join(NAMES)}." if other else ""
     report.need("returns one of the five names", not other, told)
@@ -75,56 +63,6 @@ def check_name_it(answer: Callable[[list[float], dict[int, float]], str], report
 
 
 _ORDER = "Ask in the order of the text, each time with the numbers that it gives."
-
-# Of a drawn log: end of training over the first loss; apart, how far the last quarter swings in nats; the lowest
-# held-out loss above the end of training, in nats; the last one over the lowest. "early": a swing before the quarter.
-_BORDERS: dict[str, tuple[dict[str, float], ...]] = {
-    "healthy": (
-        {"end": 0.86, "apart": 0.3, "gap": 0.1, "rise": 1.0},  # moves just enough
-        {"end": 0.5, "apart": 1.7, "gap": 0.2, "rise": 1.0},  # jumps, and not by 2 nats
-        {"end": 0.3, "apart": 0.2, "gap": 1.5, "rise": 1.0},  # a gap, and no rise
-        {"end": 0.3, "apart": 0.2, "gap": 0.4, "rise": 1.06},  # a rise of less than a tenth
-        {"end": 0.13, "apart": 0.2, "gap": 0.2, "rise": 1.0},  # good, and possible
-        {"end": 0.07, "apart": 0.1, "gap": 0.5, "rise": 1.0},  # training below 0.5, held out not
-        {"end": 0.5, "apart": 0.3, "gap": 0.2, "rise": 1.0, "early": 9.0},  # swings at the start alone
-    ),
-    "swings": (
-        {"end": 0.6, "apart": 2.4, "gap": 0.2, "rise": 1.0},
-        {"end": 0.98, "apart": 2.6, "gap": 0.2, "rise": 1.0},
-        {"end": 0.4, "apart": 3.0, "gap": 0.2, "rise": 1.4},
-    ),
-    "hardly moves": (
-        {"end": 0.94, "apart": 0.3, "gap": 0.1, "rise": 1.0},
-        {"end": 0.95, "apart": 0.3, "gap": 0.1, "rise": 1.2},
-    ),
-    "overfitting": (
-        {"end": 0.3, "apart": 0.2, "gap": 0.2, "rise": 1.14},
-        {"end": 0.05, "apart": 0.1, "gap": 0.05, "rise": 1.3},
-    ),
-    "too good": ({"end": 0.075, "apart": 0.05, "gap": 0.0, "rise": 1.0},),
-}
-
-
-def _bordering(_kind: str, case: dict[str, float]) -> Log:
-    """A log whose numbers are those of ``case``; length, noise and places are drawn."""
-    n, first = 20 * random.randint(10, 16), random.uniform(5.4, 5.7)
-    end = case["end"] * first
-    losses = [end + (first - end) * math.exp(-8 * i / n) + random.uniform(-0.02, 0.02) for i in range(n)]
-    losses[0] = first
-    losses[-20:] = [end + random.uniform(-0.005, 0.005) for _ in range(20)]
-    up, down = random.sample(range(n - n // 4 + 2, n - 21), 2)
-    losses[up], losses[down] = end + 0.7 * case["apart"], end - 0.3 * min(case["apart"], 2 * end)
-    losses[up] = losses[down] + case["apart"]
-    if "early" in case:
-        losses[n // 10], losses[n // 3] = first + case["early"], first
-    updates = [n * (i + 1) // 10 for i in range(10)]
-    lowest = random.randint(3, 6)
-    low = end + case["gap"]
-    held_out = [low + 0.3 * (lowest - i) if i < lowest else low for i in range(10)]
-    for i in range(lowest + 1, 10):
-        held_out[i] = low * (1 + (case["rise"] - 1) * (i - lowest) / (9 - lowest))
-    return losses, dict(zip(updates, held_out, strict=True))
-
 
 _MIXED = {
     ("healthy", "swings"): "A healthy loss jumps, too. A swing is more than 2 nats, and within the last quarter.",
@@ -159,7 +97,7 @@ def first_spike(norms: list[float], times: float = 5.0, window: int = 20) -> int
     """
     for place in range(window, len(norms)):
         before = median(norms[place - window : place])
-        if not math.isfinite(norms[place]) or norms[place] > times * before:
+        if not norms[place] <= times * before:  # NaN and infinity are not
             return place
     return None
 
@@ -170,11 +108,11 @@ def check_first_spike(answer: Callable[..., int | None], report: Report) -> None
     Between them, for each likely mistake, norms in which it alone finds another place.
     """
     for sort in ("finite", random.choice(["nan", "inf"])):
-        _ask_spike(answer, report, _ASKED[sort], *_norms(sort), by_name=sort == "finite")
-    for told in _MISTAKES:
-        _ask_spike(answer, report, "norms that step up and down", *_telling(told), told=told)
-    for sort in ("none", "short", "slow", "early"):
-        _ask_spike(answer, report, _ASKED[sort], *_norms(sort))
+        _ask_spike(answer, report, NORMS[sort], *draw_norms(sort), by_name=sort == "finite")
+    for told in MISTAKES:
+        _ask_spike(answer, report, "norms that step up and down", *telling(told), told=told)
+    for sort in ("first place", "last place", "even", "none", "short", "slow", "early"):
+        _ask_spike(answer, report, NORMS[sort], *draw_norms(sort))
 
 
 def _ask_spike(
@@ -201,113 +139,6 @@ def _ask_spike(
         report.need(f"{what}: its place", bool(value == wanted), likely)
     unchanged = len(norms) == len(kept) and all(a == b or a != a for a, b in zip(norms, kept, strict=True))
     report.need(f"{what}: the norms are as before", unchanged, "Something wrote into the list.")
-
-
-def _place(
-    norms: list[float], times: float, window: int, before: Callable[[int, int], slice] | None = None
-) -> int | None:
-    """The first spike when each norm is compared with the median of the slice ``before(place, window)``."""
-    for place in range(window, len(norms)):
-        part = norms[before(place, window) if before else slice(place - window, place)]
-        if norms[place] > times * median(part):
-            return place
-    return None
-
-
-def _quartile(norms: list[float], times: float, window: int) -> int | None:
-    places = range(window, len(norms))
-    return next((i for i in places if norms[i] > times * sorted(norms[i - window : i])[window // 4]), None)
-
-
-_MISTAKES: dict[str, Callable[[list[float], float, int], int | None]] = {
-    "Wanted is the median: half of the window lies above it.": _quartile,
-    "`times` is what it was called with, and not 5.": lambda n, t, w: _place(n, 5.0, w),
-    "`window` is what it was called with, and not 20.": lambda n, t, w: _place(
-        n, t, w, lambda i, w: slice(max(0, i - 20), i)
-    ),
-    "The whole window counts, not half of it.": lambda n, t, w: _place(n, t, w, lambda i, w: slice(i - w // 2, i)),
-    "The norm itself is not among those before it.": lambda n, t, w: _place(n, t, w, lambda i, w: slice(i - w, i + 1)),
-    "The slice ends right before the norm: `norms[i - window : i]`.": lambda n, t, w: _place(
-        n, t, w, lambda i, w: slice(i - w + 1, i + 1)
-    ),
-    "`window` norms lie before it, and one fewer were taken: `norms[i - window : i]`.": lambda n, t, w: _place(
-        n, t, w, lambda i, w: slice(i - w + 1, i)
-    ),
-}
-"""What an answer that makes a mistake is told, and the place that it finds."""
-
-
-def _telling(told: str) -> tuple[list[float], float, int, int]:
-    """(norms, times, window, place) for which the mistake ``told`` finds another place, or none; those that stand
-    behind it in the list find the right one, so that each is met first in the norms made for it.
-
-    The window before a doubtful norm has levels of 1 and 2, from the oldest to the newest.
-    """
-    m, times = random.choice([5, 6, 7]), random.choice([3.0, 3.5, 6.5, 8.0])
-    w, number = 2 * m + 1, list(_MISTAKES).index(told)
-    fill, doubtful = 1.0, 1.75
-    if number == 0:
-        levels, fill, times = [2.0] + [1.0] * (w // 4 + 1) + [2.0] * (w - w // 4 - 2), 2.0, 3.0
-    elif number == 1:
-        levels, doubtful = [1.0] * w, (0.8 if times > 5 else 1.3)
-    elif number == 2:
-        w = random.randint(5, 8)
-        levels, fill = [1.0] * w, 2.0
-    elif number == 3:
-        levels = [1.0] * (m + 1) + [2.0] * (m - 2) + [1.0] * 2
-    elif number == 4:
-        levels, doubtful = [2.0] * m + [1.0] * (m + 1), 1.2
-    elif number == 5:
-        levels = [1.0] * (m + 1) + [2.0] * m
-    else:
-        levels, fill = [2.0] + [1.0] * m + [2.0] * m, 2.0
-    values = [fill] * random.randint(40, 60) + levels + [doubtful * times] + [levels[-1]] * (w + random.randint(5, 15))
-    norms = [value * random.uniform(0.99, 1.01) for value in [*values, 40 * times, *[levels[-1]] * 5]]
-    wanted = _place(norms, times, w)
-    assert wanted is not None
-    return norms, times, w, wanted
-
-
-_ASKED = {
-    "finite": "a spike in norms that drift down",
-    "nan": "a NaN",
-    "inf": "an infinite norm",
-    "none": "large norms without a jump",
-    "short": "fewer norms than the window",
-    "slow": "norms that grow slowly, 200 times in all",
-    "early": "a jump among the first, and a spike later",
-}
-
-
-def _norms(sort: str) -> tuple[list[float], float, int, int | None]:
-    """(norms, times, window, place of the first spike) of one sort."""
-    window, times = random.randint(8, 25), random.uniform(3.5, 8.0)
-    n = random.randint(90, 140)
-    noise = [math.exp(random.uniform(-0.2, 0.2)) for _ in range(n)]
-    if sort == "none":
-        scale = random.uniform(150, 400)
-        return [scale * value for value in noise], times, window, None
-    if sort == "short":
-        short = noise[: window - random.randint(1, 4)]
-        short[-1] *= 50
-        return short, times, window, None
-    if sort == "slow":  # within one window it grows by a factor of 2 at most, so nothing stands out
-        total = 200.0
-        n = int(math.log(total) / math.log(2) * window) + 40
-        values = [0.2 * total ** (i / n) * math.exp(random.uniform(-0.1, 0.1)) for i in range(n)]
-        return values, max(times, 4.0), window, None
-    norms = [4.0 * 0.05 ** (i / n) * value for i, value in enumerate(noise)]  # from 4 down to 0.2
-    place = random.randint(n // 2 + 5, n - 10)
-    if sort == "early":  # a mean of what comes before the spike is lifted by it, a median is not
-        early = random.randint(window - 3, window - 1)
-        norms[early] *= 200
-        place = random.randint(window + 1, early + window - 1)
-    norms[place - 1] = 0.55 * times * median(norms[place - window : place - 1])  # high, and no spike yet
-    before = median(norms[place - window : place])
-    norms[place] = {"nan": math.nan, "inf": math.inf}.get(sort, before * times * random.uniform(1.2, 1.35))
-    if sort in ("finite", "early"):  # higher ones follow
-        norms[place + 3], norms[place + 6] = 3.5 * norms[place], 7 * norms[place]
-    return norms, times, window, place
 
 
 def _likely_spike(value: object, norms: list[float], times: float, window: int, wanted: int | None) -> str:
@@ -354,11 +185,11 @@ def stop_at(evals: list[tuple[int, float]], patience: int) -> tuple[int, int]:
 
 def check_stop_at(answer: Callable[[list[tuple[int, float]], int], tuple[int, int]], report: Report) -> None:
     """Real held-out losses, and then drawn ones with a bump, ties, NaN, and a lower minimum after the stop."""
-    for sort in ("real", "bump", "tie", "nan", "later", "falling", "one"):
-        evals, patience = _evaluations(sort)
+    for sort in ("real", "bump", "tie", "nan", "later", "falling", "unfinished", "one"):
+        evals, patience = draw_evaluations(sort)
         wanted, kept = _walk(evals, patience), list(evals)
         value = answer(evals, patience)
-        what = _SORTS[sort]
+        what = EVALUATIONS[sort]
         report.need(
             f"{what}: returns two ints",
             isinstance(value, tuple) and len(value) == 2 and all(type(each) is int for each in value),
@@ -371,42 +202,6 @@ def check_stop_at(answer: Callable[[list[tuple[int, float]], int], tuple[int, in
         report.need(
             f"{what}: the evaluations are as before", repr(evals) == repr(kept), "Something wrote into the list."
         )
-
-
-_SORTS = {
-    "real": "a run that overfits",
-    "bump": "a bump shorter than the patience",
-    "tie": "equal losses",
-    "nan": "a NaN on the way",
-    "later": "a lower loss long after",
-    "falling": "a loss that falls to the end",
-    "one": "one evaluation",
-}
-
-
-def _evaluations(sort: str) -> tuple[list[tuple[int, float]], int]:
-    patience, every, start = random.randint(2, 4), random.choice([10, 20, 25, 50]), random.uniform(3.0, 5.0)
-    if sort == "real":
-        _, evals = random.choice(_pool("overfitting"))
-        return list(evals.items()), patience
-    if sort == "one":
-        return [(every, start)], patience
-    n_falls = random.randint(3, 6)
-    losses = [start - 0.1 * i for i in range(n_falls)]
-    if sort == "falling":
-        losses += [losses[-1] - 0.002 * i for i in range(1, 7)]
-    elif sort == "bump":
-        low = losses[-1]
-        losses += [low + 0.05 * i for i in range(1, patience)] + [low - 0.1]
-        losses += [low - 0.1 + 0.02 * i for i in range(1, patience + 3)]
-    elif sort == "tie":
-        losses += [losses[-1]] * (patience + 2)
-    elif sort == "nan":
-        losses += [math.nan] + [losses[-1] + 0.1 - 0.01 * i for i in range(patience + 2)]
-    else:
-        low = losses[-1]
-        losses += [low + 0.2 - 0.02 * i for i in range(patience + 1)] + [low - 0.5, low - 0.6, low - 0.55]
-    return [(every * (i + 1), loss) for i, loss in enumerate(losses)], patience
 
 
 def _walk(

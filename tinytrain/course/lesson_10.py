@@ -1,4 +1,4 @@
-"""The runs of notebook 10: one small model under many settings, and pictures of runs that were made sick.
+"""The runs of notebook 10: one small model under many settings, runs made sick, and numbers read from a log.
 
 Importable, for runs may have processes of their own.
 """
@@ -12,19 +12,14 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
-import matplotlib.pyplot as plt
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
 from torch import Tensor, nn
 
 from tinytrain.corpus import load_corpus
 from tinytrain.course import sick_parts as parts
 from tinytrain.course.budget import by_budget
-from tinytrain.course.guess import guess
 from tinytrain.course.runs import run_many
-from tinytrain.course.sick import SICK, make
+from tinytrain.course.sick import make
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.forward import forward_logits
 from tinytrain.loss import cross_entropy
@@ -34,7 +29,6 @@ from tinytrain.runlog import Run, read_run
 from tinytrain.schedule import warmup_cosine
 from tinytrain.step import evaluate, train_step
 from tinytrain.tokenizer import ByteTokenizer
-from tinytrain.watch.doctor import diagnose
 
 ROW_LENGTH = 32
 
@@ -314,193 +308,6 @@ def scaled_deep(folder: str | Path, seed: int = 0) -> Run:
     """The healthy run of 12 layers and 100 updates, beside which "no residual scaling" must be seen."""
     parts.train(Path(folder), seed, model=lambda: parts.small(seed, n_layers=12), total_steps=100)
     return read_run(folder)
-
-
-GALLERY = {
-    "A": ("lr far too large", "labels shuffled", "bad batch"),
-    "B": ("labels shuffled", "lr too small", "clipped to nothing"),
-    "C": ("tiny corpus", "evaluated on other text", "labels not shifted"),
-    "D": ("lr jumps", "bad batch", "labels shuffled"),
-    "E": ("bad batch", "lr far too large", "embedding init"),
-    "F": ("labels not shifted", "tiny corpus", "embedding init"),
-    "G": ("lr too small", "clipped to nothing", "labels shuffled"),
-    "H": ("embedding init", "lr far too large", "evaluated on other text"),
-    "I": ("evaluated on other text", "tiny corpus", "lr jumps"),
-    "J": ("clipped to nothing", "lr too small", "labels shuffled"),
-}
-"""The runs of the gallery by letter: what was done, and two guesses beside it."""
-
-LOOKS = {
-    "lr far too large": "The loss swings by whole nats, and stays far above where it began.",
-    "labels shuffled": "The loss falls fast to what the frequencies of the bytes give, near 3.3 nats, and stays there.",
-    "bad batch": "Calm, then one or two updates at which norm and loss jump together, then calm again.",
-    "lr too small": "The loss hardly moves, and the lr panel says why: its axis ends at millionths.",
-    "clipped to nothing": "The loss hardly moves although lr and norm are as in the healthy run: the step is lost "
-    "between them.",
-    "tiny corpus": "Training falls and falls, and from some update on the evaluation (dots) rises.",
-    "evaluated on other text": "The dots are far away from the first one on, and rise, while training is healthy.",
-    "labels not shifted": "Training and evaluation both fall to almost 0: no text can be predicted that well.",
-    "lr jumps": "The lr panel is not the plan: the schedule begins again in the middle.",
-    "embedding init": "The first loss is far above ln 256 = 5.55; then it falls as in any run.",
-}
-"""How each cause shows."""
-
-
-def ask(letter: str, run: Run) -> None:
-    """The question for one run of the gallery, its answers, and what the doctor says, folded."""
-    right, *others = GALLERY[letter]
-    choices = sorted([right, *others], key=list(LOOKS).index)
-    replies = {name: LOOKS[name] if name == right else f"That looks otherwise. {LOOKS[name]}" for name in choices}
-    reveal = f"Run {letter}: {SICK[right].done}. The doctor says:\n\n```text\n{diagnose(run)[0]}\n```"
-    guess(f"Run {letter}: what was done to it?", replies, right=right, reveal=reveal)
-
-
-def _panel(ax: Axes, name: str, runs: Mapping[str, Run]) -> None:
-    """One name of two runs, sick over healthy; evaluations as dots."""
-    for (ink, width), run in zip((("#bbbbbb", 1.0), ("#0072b2", 1.2)), reversed(runs.values()), strict=True):
-        for y, style in ((name, "-"), ("eval_loss", "o")):
-            if y == name or name == "loss":
-                points = [(r["step"], r[y]) for r in run if r.get(y) is not None]
-                if points:
-                    ax.plot(*zip(*points, strict=True), style, color=ink, linewidth=width, markersize=2.5)
-    if name == "grad_norm":
-        ax.set_yscale("log")
-        ax.yaxis.set_minor_formatter(NullFormatter())
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    ax.tick_params(labelsize=8)
-
-
-PANELS = {"loss": "loss, nats", "grad_norm": "gradient norm", "lr": "learning rate"}
-
-
-def sheet(runs: Mapping[str, Run], healthy: Run) -> Figure:
-    """All ``runs`` (blue) over ``healthy`` (grey): a column for each, with loss, norm and learning rate."""
-    figure, axes = plt.subplots(len(PANELS), len(runs), figsize=(10, 5.2), dpi=72, layout="constrained")
-    for column, (letter, run) in zip(axes.T, runs.items(), strict=True):
-        for ax, (name, unit) in zip(column, PANELS.items(), strict=True):
-            _panel(ax, name, {letter: run, "healthy": healthy})
-            ax.set_title(f"{letter}: {unit}", loc="left", fontsize=9)
-        column[-1].set_xlabel("updates", fontsize=8)
-    return figure
-
-
-def portrait(letter: str, run: Run, healthy: Run, doctor: str) -> Figure:
-    """Loss, norm and lr of one run (blue) over the healthy one (grey); with ``doctor="shown"`` its name above."""
-    figure = Figure(figsize=(7.2, 2.4), layout="constrained")
-    units = {
-        "loss": "loss, nats per byte (dots: evaluation)",
-        "grad_norm": "norm of the gradient",
-        "lr": "learning rate",
-    }
-    for ax, (name, unit) in zip(figure.subplots(1, 3), units.items(), strict=True):
-        _panel(ax, name, {letter: run, "healthy": healthy})
-        ax.set_title(unit, loc="left", fontsize=9)
-        ax.set_xlabel("updates", fontsize=8)
-    named = diagnose(run)
-    told = (
-        f": {named[0].name}, since {named[0].unit} {named[0].since}"
-        if doctor == "shown"
-        else ": what is wrong with it?"
-    )
-    figure.suptitle(f"Run {letter}{told}", x=0.01, ha="left", fontsize=11)
-    return figure
-
-
-R3 = (
-    ("loss is NaN", "lr too large", "lr far too large"),
-    ("loss is NaN", "FP16 overflow", "FP16 overflow"),
-    ("loss is NaN", "NaN in the data", "NaN in the data"),
-    ("loss is NaN", "bad embedding init: std 1", "embedding init"),
-    ("loss is NaN", "bad embedding init: a row is NaN", "missing embedding row"),
-    ("loss hardly moves", "lr too small", "lr too small"),
-    ("loss hardly moves", "mask wrong", "mask lets see"),
-    ("loss hardly moves", "gradients clipped to 0", "clipped to nothing"),
-    ("loss hardly moves", "every label ignored", "all labels ignored"),
-    ("out of memory", "memory that is kept", "graphs kept"),
-    ("slow", "padding", "much padding"),
-    ("slow", "data loader", "slow data"),
-    ("several processes hardly faster", "communication", "slow network"),
-    ("train falls, eval rises", "overfitting", "tiny corpus"),
-)
-"""The training guide's table: symptom, cause, and the run that stands for it. Saving, and work without mixed
-precision, have none."""
-
-R4 = tuple(
-    ("will not go down, or bounces back", cause, name)
-    for cause, name in (
-        ("1 lr too large", "lr far too large"),
-        ("1 lr too small", "lr too small"),
-        ("2 exploding gradients", "bad batch"),
-        ("3 labels not aligned: in another order", "labels shuffled"),
-        ("3 labels not aligned: not shifted", "labels not shifted"),
-        ("3 padding not masked", "padding as target"),
-        ("3 too little data", "a few rows"),
-        ("4 mask the wrong way round", "mask inverted"),
-        ("4 embedding scale missing", "embeddings not scaled"),
-        ("4 decay on the wrong parameters", "decay on norms"),
-        ("5 residual outputs not scaled", "no residual scaling"),
-    )
-)
-"""The hand-written model's list, which has one symptom."""
-
-
-MOVES, WORSE, BOUNCE = 0.1, 0.05, 0.5
-"""share of the first loss that a run must win; share by which it may end above the healthy one; nats in one update"""
-
-
-def shows(symptom: str, run: Run, healthy: Run) -> bool:
-    """Whether the log of ``run`` shows a symptom of the two tables; for time and memory the doctor is asked."""
-    losses, others = ([r["loss"] for r in each if math.isfinite(r["loss"])] for each in (run, healthy))
-    if symptom == "loss is NaN":
-        return any("is nan" in r.get("reason", "") or "is inf" in r.get("reason", "") for r in run)
-    if symptom == "loss hardly moves":
-        return len(losses) > 1 and median(losses[-20:]) > (1 - MOVES) * losses[0]
-    if symptom.startswith("will not go down"):
-        n = min(len(losses), len(others))
-        bounces = any(losses[i] > median(losses[i - 20 : i]) + BOUNCE for i in range(20, len(losses)))
-        return median(losses[n - 20 : n]) > (1 + WORSE) * median(others[n - 20 : n]) or bounces
-    names = diagnose(run).names()
-    shown = {
-        "out of memory": "memory grows",
-        "several processes hardly faster": "slow: exchange",
-        "train falls, eval rises": "overfitting",
-    }
-    return shown[symptom] in names if symptom in shown else any(name.startswith("slow") for name in names)
-
-
-def symptom_table(
-    rows: Sequence[tuple[str, str, str]], runs: Mapping[str, Run], healthy: Run, deep: Run | None = None
-) -> list[dict[str, Any]]:
-    """For each row: whether the log shows the symptom, what the doctor named first, and whether that is right.
-
-    Runs are compared with ``healthy``; the deep one with ``deep``, which is as deep.
-    """
-    found = []
-    for symptom, cause, name in rows:
-        first = next(iter(diagnose(runs[name]).names()), "")
-        control = deep if deep is not None and name == "no residual scaling" else healthy
-        found.append(
-            {
-                "symptom": symptom,
-                "cause": cause,
-                "shows it": shows(symptom, runs[name], control),
-                "doctor": first or "nothing",
-                "named": bool(first) and first == SICK[name].finding,
-            }
-        )
-    return found
-
-
-def show_table(found: Sequence[Mapping[str, Any]]) -> None:
-    """Display the table that ``symptom_table`` made."""
-    from IPython.display import display
-
-    head = "| symptom in the list | cause, made on purpose | does the log show it? | the doctor's first finding |\n"
-    rows = [(r["symptom"], r["cause"], "yes" if r["shows it"] else "no", r["doctor"]) for r in found]
-    markdown = head + "|:---|:---|:---|:---|\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    plain = "\n".join(f"{a:34}{b:42}{c:5}{d}" for a, b, c, d in rows)
-    display({"text/markdown": markdown, "text/plain": plain}, raw=True)
 
 
 def log_of(name: str, seed: int) -> tuple[list[float], dict[int, float]]:

@@ -28,8 +28,6 @@ class Sick:
     """what was done to it"""
     finding: str
     """what the doctor must name first; empty where the log alone shows nothing"""
-    row: str
-    """the line of the two tables of symptoms that it stands for"""
     train: Callable[[Path, int], None]
     """trains it in a folder, with a seed"""
     beside: str = ""
@@ -44,25 +42,6 @@ def make(name: str, folder: str | Path, seed: int = 0) -> Run:
     recipe = SICK[name].train if name in SICK else HEALTHY[name]
     recipe(Path(folder), seed)
     return read_run(folder)
-
-
-# Learning rate.
-
-
-def _hot(folder: Path, seed: int) -> None:
-    train(folder, seed, max_lr=2.0, warmup_steps=0, config=parts.Constant)
-
-
-def _hot_in_warmup(folder: Path, seed: int) -> None:
-    train(folder, seed, max_lr=3.0, warmup_steps=150)
-
-
-def _cold(folder: Path, seed: int) -> None:
-    train(folder, seed, max_lr=3e-6)
-
-
-def _with(folder: Path, seed: int, **settings: Any) -> None:
-    train(folder, seed, **settings)
 
 
 # Gradients and numbers.
@@ -130,13 +109,9 @@ def _small_embeddings(folder: Path, seed: int) -> None:
     train(folder, seed, model=partial(parts.with_small_embeddings, seed))
 
 
-def _much_decay(folder: Path, seed: int) -> None:
-    train(folder, seed, weight_decay=150.0, config=parts.Constant)
-
-
 def _decay_on_norms(folder: Path, seed: int) -> None:
     def all_decay(model: torch.nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.1, betas=(0.9, 0.95))
+        return torch.optim.AdamW(model.parameters(), lr=parts.LR, weight_decay=0.1, betas=(0.9, 0.95))
 
     train(folder, seed, optimizer=all_decay)
 
@@ -241,124 +216,101 @@ def _one_of_two(
 
 SICK: dict[str, Sick] = {
     "lr far too large": Sick(
-        "max_lr 2, some 300 times what suits this model", "swings", "R3 loss is NaN: lr too large; R4.1 swings", _hot
+        "max_lr 2, some 300 times what suits this model",
+        "swings",
+        partial(train, max_lr=2.0, warmup_steps=0, config=parts.Constant),
     ),
     "lr too large in warmup": Sick(
-        "a warmup over 150 of 200 updates to max_lr 3", "unstable in warmup", "R3: lr too large; R4.1", _hot_in_warmup
+        "a warmup over 150 of 200 updates to max_lr 3",
+        "unstable in warmup",
+        partial(train, max_lr=3.0, warmup_steps=150),
     ),
-    "lr too small": Sick("max_lr 3e-6", "loss hardly moves", "R3 loss hardly moves: lr too small; R4.1", _cold),
+    "lr too small": Sick("max_lr 3e-6", "loss hardly moves", partial(train, max_lr=3e-6)),
     "lr stays 0": Sick(
         "a warmup that divides whole numbers",
         "lr off its plan",
-        "R3 loss hardly moves: lr",
-        partial(_with, config=parts.AlwaysZero),
+        partial(train, config=parts.AlwaysZero),
     ),
     "schedule per micro-batch": Sick(
-        "four micro-batches, and the schedule moves on with each",
+        "the schedule moves on four times in each update, as if once for each micro-batch",
         "lr off its plan",
-        "R3: lr",
-        partial(_with, config=parts.PerMicroBatch),
+        partial(train, config=parts.PerMicroBatch),
     ),
     "lr climbs again": Sick(
         "a cosine told half the length of the run",
         "lr off its plan",
-        "R3: lr",
-        partial(_with, config=parts.ClimbsAgain),
+        partial(train, config=parts.ClimbsAgain),
     ),
     "lr jumps": Sick(
         "the schedule starts anew after half of the run",
         "lr off its plan",
-        "R3: lr",
-        partial(_with, config=parts.StartsAnew),
+        partial(train, config=parts.StartsAnew),
     ),
-    "bad batch": Sick("two batches of random bytes, no clipping", "spike", "R4.2 exploding gradients", _bad_batch),
+    "bad batch": Sick("two batches of random bytes, no clipping", "spike", _bad_batch),
     "clipped to nothing": Sick(
         "max_grad_norm 1e-9",
         "gradients clipped away",
-        "R3 loss hardly moves: clipped to 0",
-        partial(_with, max_grad_norm=1e-9),
+        partial(train, max_grad_norm=1e-9),
     ),
-    "missing embedding row": Sick(
-        "the embedding's row for X is NaN", "loss not finite", "R3 loss is NaN: bad embedding init", _missing_row
-    ),
-    "NaN in the data": Sick(
-        "three batches whose numbers from a file hold a NaN", "loss not finite", "R3 loss is NaN: data", _missing_number
-    ),
-    "FP16 overflow": Sick("norms squared in FP16", "loss scale collapses", "R3 loss is NaN: FP16 overflow", _half_norm),
+    "missing embedding row": Sick("the embedding's row for X is NaN", "loss not finite", _missing_row),
+    "NaN in the data": Sick("three batches whose numbers from a file hold a NaN", "loss not finite", _missing_number),
+    "FP16 overflow": Sick("norms squared in FP16", "loss scale collapses", _half_norm),
     "scale soars": Sick(
         "logits clamped on the wrong side, so that no gradient comes through",
         "loss scale soars",
-        "R3 loss is NaN: the scale",
         _nothing_to_scale,
     ),
-    "embedding init": Sick(
-        "init_std 1 in place of 0.02", "initial loss", "R3: bad embedding init; R4.5", _wide_embedding
-    ),
+    "embedding init": Sick("init_std 1 in place of 0.02", "initial loss", _wide_embedding),
     "mask lets see": Sick(
         "a mask off by one",
         "too good to be true",
-        "R3 loss hardly moves: mask wrong; R4.4",
         partial(_mask, parts.Looking),
     ),
     "mask inverted": Sick(
         "the mask is the wrong way round",
         "too good to be true",
-        "R4.4 mask",
         partial(_mask, parts.Inverted),
     ),
-    "labels not shifted": Sick("labels are the inputs", "too good to be true", "R4.3 not aligned", _unshifted),
+    "labels not shifted": Sick("labels are the inputs", "too good to be true", _unshifted),
     "all labels ignored": Sick(
         "every label -100 from batch 41 on",
         "updates skipped",
-        "R3 loss hardly moves: ignore_index",
         _nothing_to_predict,
     ),
-    "some batches without labels": Sick(
-        "12 batches in a row have no label", "updates skipped", "R4.3 labels", _some_without_targets
-    ),
+    "some batches without labels": Sick("12 batches in a row have no label", "updates skipped", _some_without_targets),
     "padding as target": Sick(
         "labels at padding are 0 and not -100",
         "padding is trained on",
-        "R4.3 padding labels not -100",
         _padding_as_target,
     ),
     "labels shuffled": Sick(
         "labels in another order than their inputs",
         "loss stuck",
-        "R4.3 inputs and labels not aligned",
         _shuffled_labels,
     ),
-    "same batch always": Sick(
-        "the data gives its first batch for every n", "overfitting", "R4.3 memorised", _same_batch
-    ),
-    "tiny corpus": Sick("2,048 bytes, 75 epochs", "overfitting", "R3 train falls, eval rises", _tiny_corpus),
-    "a few rows": Sick("16 rows, 150 epochs, no evaluation", "memorising", "R4.3 too little data", _few_rows),
-    "evaluated on other text": Sick(
-        "trained on Shakespeare, evaluated on Chinese", "evaluation apart", "R3 train falls, eval rises", _other_text
-    ),
-    "dropout in evaluation": Sick(
-        "the flag of dropout the wrong way round", "evaluation apart", "R3 train falls, eval rises", _wrong_dropout
-    ),
-    "much padding": Sick("rows of mixed lengths, padded as they come", "slow: padding", "R3 slow: padding", _padding),
-    "slow data": Sick(
-        "each batch takes as long as its update", "slow: waiting for data", "R3 slow: data loader", _slow_data
-    ),
-    "slower and slower": Sick("a hook more in each update", "throughput falls", "R3 slow", _hooks),
-    "graphs kept": Sick("a list keeps the logits of all updates", "memory grows", "R3 out of memory", _kept_graphs),
+    "same batch always": Sick("the data gives its first batch for every n", "overfitting", _same_batch),
+    "tiny corpus": Sick("2,048 bytes, 75 epochs", "overfitting", _tiny_corpus),
+    "a few rows": Sick("16 rows, 150 epochs, no evaluation", "memorising", _few_rows),
+    "evaluated on other text": Sick("trained on Shakespeare, evaluated on Chinese", "evaluation apart", _other_text),
+    "dropout in evaluation": Sick("the flag of dropout the wrong way round", "evaluation apart", _wrong_dropout),
+    "much padding": Sick("rows of mixed lengths, padded as they come", "slow: padding", _padding),
+    "slow data": Sick("each batch takes as long as its update", "slow: waiting for data", _slow_data),
+    "slower and slower": Sick("three hooks more in each update", "throughput falls", _hooks),
+    "graphs kept": Sick("a list keeps the logits of all updates", "memory grows", _kept_graphs),
     "slow network": Sick(
         "two processes whose messages take twice as long as their work",
         "slow: exchange",
-        "R3 several GPUs hardly faster",
         _slow_network,
     ),
-    "much decay": Sick("weight_decay 150 at a constant lr", "", "R4.4 decay", _much_decay, "behind the other run"),
-    "decay on norms": Sick(
-        "weight decay on gains and biases too", "", "R4.4 decay on the wrong parameters", _decay_on_norms
+    "much decay": Sick(
+        "weight_decay 150 at a constant lr",
+        "",
+        partial(train, weight_decay=150.0, config=parts.Constant),
+        "behind the other run",
     ),
-    "embeddings not scaled": Sick(
-        "embeddings a sixth of what they should be", "", "R4.4 embedding scale", _small_embeddings
-    ),
-    "no residual scaling": Sick("12 layers, outputs not divided by sqrt(2 * layers)", "", "R4.5 initialisation", _deep),
+    "decay on norms": Sick("weight decay on gains and biases too", "", _decay_on_norms),
+    "embeddings not scaled": Sick("embeddings a sixth of what they should be", "", _small_embeddings),
+    "no residual scaling": Sick("12 layers, outputs not divided by sqrt(2 * layers)", "", _deep),
 }
 """Name of a run: what was done to it, and what the doctor must say."""
 
@@ -367,33 +319,28 @@ SICK: dict[str, Sick] = {
 
 
 def _nano(folder: Path, seed: int) -> None:
-    torch.manual_seed(seed)
     train(folder, seed, model=lambda: GPT(PRESETS["nano"]), max_lr=3e-3, total_steps=150)
 
 
-def _resumed(folder: Path, seed: int) -> None:
-    train(folder, seed, stop_after=90, checkpoint_every=50)
-
-
 HEALTHY: dict[str, Callable[[Path, int], None]] = {
-    "small": _with,
+    "small": train,
     "nano": _nano,
     "three layers, higher lr": lambda folder, seed: train(
         folder, seed, model=partial(small, seed, n_layers=3), max_lr=1e-2
     ),
-    "low lr": partial(_with, max_lr=1e-3, total_steps=300),
+    "low lr": partial(train, max_lr=1e-3, total_steps=300),
     "dropout": lambda folder, seed: train(folder, seed, model=partial(small, seed, dropout=0.2)),
-    "no warmup": partial(_with, warmup_steps=0, max_lr=3e-3),
-    "warmup, level, decay": partial(_with, config=parts.StableDecay),
-    "constant lr": partial(_with, config=parts.Constant, max_lr=3e-3),
-    "every step clipped": partial(_with, max_grad_norm=0.1),
+    "no warmup": partial(train, warmup_steps=0, max_lr=3e-3),
+    "warmup, level, decay": partial(train, config=parts.StableDecay),
+    "constant lr": partial(train, config=parts.Constant, max_lr=3e-3),
+    "every step clipped": partial(train, max_grad_norm=0.1),
     "accumulation": lambda folder, seed: train(folder, seed, data=batches(seed, micro_batch_size=4)),
     "bucketed": lambda folder, seed: train(folder, seed, data=_documents(seed, "bucketed"), validation=None),
     "packed": lambda folder, seed: train(folder, seed, data=_documents(seed, "packed"), validation=None),
     "several epochs": lambda folder, seed: train(folder, seed, data=batches(seed, n_rows=1600), total_steps=300),
-    "BF16": partial(_with, precision="bf16"),
-    "FP16": partial(_with, precision="fp16", validation=None),
-    "resumed": _resumed,
+    "BF16": partial(train, precision="bf16"),
+    "FP16": partial(train, precision="fp16", validation=None),
+    "resumed": partial(train, stop_after=90, checkpoint_every=50),
     "two processes": lambda folder, seed: launch(_one_of_two, 2, folder, seed, 128, 60, 64) and None,
 }
 """Name of a healthy run: how it is trained in a folder, with a seed."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tinytrain.attention import Causal, Masked
 from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.generators import keep_generators
@@ -160,20 +161,17 @@ class StableDecay(TrainConfig):
 
 
 class Looking(GPT):
-    """Its mask lets each position see ``ahead`` places to its right; ``only_ahead``: and nothing else."""
+    """Its mask lets each position see the place to its right; ``only_ahead``: all of them, and nothing else."""
 
-    ahead, only_ahead = 1, False
+    only_ahead = False
 
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self._embed(input_ids) + self._embed_positions(torch.arange(input_ids.shape[1]))
+        square = torch.ones(input_ids.shape[1], input_ids.shape[1], dtype=torch.bool)
+        attend = Masked(square.triu(1) if self.only_ahead else square.tril(1))
         for block in self.blocks:
-            x = block(x, self._attend)
+            x = block(x, attend)
         return self.head(self.norm(x))
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
-        square = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
-        allowed = square.triu(1) if self.only_ahead else square.tril(self.ahead)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
 class Inverted(Looking):
@@ -190,7 +188,7 @@ class Clamped(GPT):
 
 
 class Keeping(GPT):
-    """Keeps its hidden states for a statistic, and with them every graph that they belong to."""
+    """Keeps its logits for a statistic, and with them every graph that they belong to."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         logits = super().forward(input_ids)
@@ -200,11 +198,12 @@ class Keeping(GPT):
 
 
 class Hooked(GPT):
-    """Hooks itself anew in every forward pass, and the hooks stay."""
+    """Hooks all its norms anew in every forward pass, and the hooks stay."""
 
     def forward(self, input_ids: Tensor) -> Tensor:
         if self.training:
-            self.norm.register_forward_hook(lambda module, inputs, output: output.std().item() and None)
+            for norm in (module for module in self.modules() if isinstance(module, nn.LayerNorm)):
+                norm.register_forward_hook(lambda module, inputs, output: output.std().item() and None)
         return super().forward(input_ids)
 
 
@@ -214,9 +213,8 @@ class DropsWhereItShouldNot(GPT):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self._embed(input_ids) + self._embed_positions(torch.arange(input_ids.shape[1]))
         x = F.dropout(x, 0.8, training=not self.training)
-        attend = lambda q, k, v, dropout: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
         for block in self.blocks:
-            x = F.dropout(block(x, attend), 0.8, training=not self.training)
+            x = F.dropout(block(x, Causal()), 0.8, training=not self.training)
         return self.head(self.norm(x))
 
 
@@ -235,9 +233,10 @@ class HalfNorm(nn.Module):
 def half_norms(seed: int, gain: float) -> GPT:
     """Every norm of the small model in FP16, behind a residual stream that is ``gain`` times as large."""
     model = small(seed)
+    width = model.config.d_model
     for block in model.blocks:
-        block.attention_norm, block.feed_forward_norm = HalfNorm(32, gain), HalfNorm(32, gain)
-    model.norm = HalfNorm(32, gain)
+        block.attention_norm, block.feed_forward_norm = HalfNorm(width, gain), HalfNorm(width, gain)
+    model.norm = HalfNorm(width, gain)
     return model
 
 
@@ -247,9 +246,8 @@ class Features(GPT):
     def forward(self, input_ids: Tensor, features: Tensor) -> Tensor:
         x = self._embed(input_ids) + self._embed_positions(torch.arange(input_ids.shape[1]))
         x = x * (1.0 + 0.1 * features[..., None])
-        attend = lambda q, k, v, dropout: F.scaled_dot_product_attention(q, k, v, is_causal=True)  # noqa: E731
         for block in self.blocks:
-            x = block(x, attend)
+            x = block(x, Causal())
         return self.head(self.norm(x))
 
 

@@ -148,17 +148,20 @@ class _Worker:
 
     def listen(self) -> None:
         """Take the report if there is one. Without one, at the end of the process or of the pipe, it has died."""
+        report = None
         try:
             if self.reports.poll() or not wait([self.process.sentinel], 0) or self.reports.poll():
-                self.report = pickle.loads(self.reports.recv_bytes())
-                return
+                report = self.reports.recv_bytes()
         except (EOFError, OSError):
-            pass
+            pass  # the pipe ended without a report, which is told below
+        if report is None:
+            self.process.join(5)
+            self.report = Died(self.process.exitcode)
+            return
+        try:
+            self.report = pickle.loads(report)
         except (Exception, SystemExit) as error:  # what it returned cannot be put together here
             self.report = Failed(f"returned what cannot be read here: {type(error).__name__}: {error}", "", 0.0)
-            return
-        self.process.join(5)
-        self.report = Died(self.process.exitcode)
 
     def interrupt(self) -> None:
         if self.report is None and self.process.pid is not None:
@@ -248,7 +251,7 @@ def _first_failure(workers: Sequence[_Worker]) -> LaunchError:
 def _signal(pid: int, number: int) -> None:
     """Send a signal to a worker and to all that it started."""
     if not _signal_group(pid, number):  # it has not made its group yet
-        with suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):  # it has ended; the second is macOS's word for that
             os.kill(pid, number)
 
 
@@ -258,7 +261,7 @@ def _signal_group(pid: int, number: int) -> bool:
         return False
     try:
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
+    except (ProcessLookupError, PermissionError):  # all in it have ended; the second is macOS's word for that
         return False
     return True
 

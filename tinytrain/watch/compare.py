@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tinytrain.runlog import Run
 from tinytrain.watch.history import History
 from tinytrain.watch.lines import AXES_INCHES, LETTER_INCHES, LINE_INCHES, Panel
+from tinytrain.watch.marks import counted
 from tinytrain.watch.smooth import check_half_life
 from tinytrain.watch.thin import BINS, thin
 
@@ -103,15 +104,13 @@ def _words(histories: Sequence[History], panels: Sequence[Panel], half_life: flo
     for i, history in enumerate(histories):
         facts = [fact for panel in panels if (fact := panel.lines[i].first_bad())]
         if n := len(history.skipped):
-            where = f"{'the first ' if n > 1 else ''}at {history.words(float(history.skipped[0]))}"
-            facts.append(f"{n:,} update{'s' if n > 1 else ''} skipped, {where}")
+            facts.append(counted(n, "update{s} skipped", "first", history.words(float(history.skipped[0]))))
         if n := history.skipped_at_end:
             facts.append(f"its log ends with {f'{n:,} of them' if n > 1 else 'one of them'}")
         if history.end < last:
             facts.append(f"ends at {history.words(history.end)}")
         if n := len(history.checkpoints):
-            place = history.words(history.checkpoints[-1][0])
-            facts.append(f"{n:,} checkpoint{'s' if n > 1 else ''} kept, {'the last ' if n > 1 else ''}at {place}")
+            facts.append(counted(n, "checkpoint{s} kept", "last", history.words(history.checkpoints[-1][0])))
         if facts:
             yield (f"{history.label}: " if history.label else "") + "; ".join(facts)
     yield from _key(histories, panels, half_life)
@@ -119,7 +118,7 @@ def _words(histories: Sequence[History], panels: Sequence[Panel], half_life: flo
 
 def _key(histories: Sequence[History], panels: Sequence[Panel], half_life: float | None) -> Iterator[str]:
     signs = []
-    if any(len(line.evaluations) for line in panels):
+    if any(panel.evaluations for panel in panels):
         signs.append("dots: eval_loss")
     if any(not line.finite.all() for panel in panels for line in panel.lines):
         signs.append("× above: not finite")

@@ -23,6 +23,16 @@ def frame(ax: Axes, title: str, x: str, y: str) -> None:
             axis.set_minor_locator(NullLocator())
 
 
+def left_out(finite: np.ndarray, shown: np.ndarray) -> str:
+    """What a label says of values that its line cannot show; ``shown`` are those of the finite ones that it does.
+
+    >>> left_out(np.array([True, False, True]), np.array([True, False, False]))
+    ' (1 not finite) (1 not above zero)'
+    """
+    counts = ((~finite, "not finite"), (finite & ~shown, "not above zero"))
+    return "".join(f" ({n:,} {what})" for values, what in counts if (n := int(values.sum())))
+
+
 def label_ends(ax: Axes, labels: Sequence[EndLabel], gap: float = 0.06) -> None:
     """Write each label beside the right edge at its height, pushed apart where they would overlap.
 

@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from tinytrain.watch.history import OVER, History
-from tinytrain.watch.labels import EndLabel, frame, label_ends
+from tinytrain.watch.labels import EndLabel, frame, label_ends, left_out
 from tinytrain.watch.marks import spans_of
 from tinytrain.watch.smooth import smooth
 from tinytrain.watch.svg import ALARM, INKS
@@ -66,10 +66,7 @@ class Line:
         if not len(self.ys):
             missing = self.name if np.isfinite(self.history.xs).any() else self.history.over
             return f"{self.label}: no {missing}" if self.label != missing else f"no {missing}"
-        bad, below = int((~self.finite).sum()), int((self.finite & ~self.shown).sum())
-        return self.label + "".join(
-            f" ({n:,} {what})" for n, what in ((bad, "not finite"), (below, "not above zero")) if n
-        )
+        return self.label + left_out(self.finite, self.shown)
 
     def end(self) -> tuple[float, float] | None:
         """The last point that is shown, on the line that stands out."""
@@ -114,13 +111,12 @@ class Panel:
 
     def __init__(self, name: str, histories: Sequence[History], half_life: float | None, log: bool, alone: bool):
         self.name, self.histories, self.log, self.alone = name, histories, log, alone
-        looks = dict(zip(map(id, histories), LOOKS, strict=False))
         half_life = None if name in PLANNED else half_life
-        self.lines = [Line(h, name, name if alone else h.label, looks[id(h)], log, half_life) for h in histories]
+        looks = list(zip(histories, LOOKS, strict=False))
+        self.lines = [Line(h, name, name if alone else h.label, look, log, half_life) for h, look in looks]
         self.evaluations = []
         if name == "loss":
-            look = (lambda h: LOOKS[1]) if alone else (lambda h: looks[id(h)])
-            lines = [Line(h, "eval_loss", "eval_loss", look(h), log) for h in histories]
+            lines = [Line(h, "eval_loss", "eval_loss", LOOKS[1] if alone else look, log) for h, look in looks]
             self.evaluations = [line for line in lines if len(line.ys)]
 
     def labelled(self) -> list[Line]:

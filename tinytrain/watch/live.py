@@ -136,11 +136,9 @@ class LivePlot:
         if "step" not in record:
             raise KeyError(f'this record has no "step", only {sorted(record)}')
         odd = record.get("nonfinite") or {}  # a line of JSON has null for NaN, and says here what it was
-        if record.get("skipped"):
-            with self._lock:
-                self._events.skipped.add(_number("step", record["step"]))
         shown = {name: record[name] for name in self._curves if name in record}
-        return self._record(record["step"], shown | {k: float(odd[k]) for k in shown if k in odd})
+        shown |= {name: float(odd[name]) for name in shown if name in odd}
+        return self._record(record["step"], shown, skipped=bool(record.get("skipped")))
 
     def checkpoint_saved(self, step: int, full: bool) -> None:
         """Told by a Trainer that a checkpoint is in its place; ``full``: a run can be resumed from it."""
@@ -151,7 +149,7 @@ class LivePlot:
         """Told by a Trainer how its run ended: an interrupt that the Trainer has taken is shown as one here."""
         self._interrupted = report.stopped_by == "interrupt"
 
-    def _record(self, step: Any, values: Mapping[str, Any]) -> bool:
+    def _record(self, step: Any, values: Mapping[str, Any], skipped: bool = False) -> bool:
         step = _number("step", step)
         if not math.isfinite(step):
             raise ValueError(f"step={step} must be finite")
@@ -160,6 +158,8 @@ class LivePlot:
             if self._screen is None:
                 raise RuntimeError("this LivePlot is not open: log inside `with LivePlot(...) as live:`")
             self._step = step
+            if skipped:
+                self._events.skipped.add(step)
             for name, value in points:
                 self._curves[name].add(step, value)
             self._update(self._screen)

@@ -52,6 +52,15 @@ def spans_of(places: Sequence[float], apart: float) -> list[Span]:
     return spans
 
 
+def counted(n: int, what: str, which: str, place: str) -> str:
+    """How many there are, and where the first or the last of them is; ``what`` has a ``{s}`` for the plural.
+
+    >>> counted(1, "update{s} skipped", "first", "step 12"), counted(3, "update{s} skipped", "first", "step 12")
+    ('1 update skipped, at step 12', '3 updates skipped, the first at step 12')
+    """
+    return f"{n:,} {what.format(s='s' if n > 1 else '')}, {f'the {which} ' if n > 1 else ''}at {place}"
+
+
 class Events:
     """What happens in a run beside its curves: updates that were skipped, checkpoints that were written."""
 
@@ -70,12 +79,9 @@ class Events:
         """
         words = []
         if self.skipped.first is not None:
-            n = self.skipped.count
-            where = f"{'the first ' if n > 1 else ''}at step {number(self.skipped.first)}"
-            words.append(f"{n:,} update{'s' if n > 1 else ''} skipped, {where}")
+            place = f"step {number(self.skipped.first)}"
+            words.append(counted(self.skipped.count, "update{s} skipped", "first", place))
         for marks, what in ((self.saved, ""), (self.weights, " of weights only")):
             if marks.last is not None:
-                n = marks.count
-                where = f"{'the last ' if n > 1 else ''}at step {number(marks.last)}"
-                words.append(f"{n:,} checkpoint{'s' if n > 1 else ''}{what}, {where}")
+                words.append(counted(marks.count, "checkpoint{s}" + what, "last", f"step {number(marks.last)}"))
         return words

@@ -10,10 +10,10 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from tinytrain.blame import Passage, blame
+from tinytrain.blame import Blame, Passage, blame, blamed
 from tinytrain.distributed.wrap import is_sharded
-from tinytrain.tensors import Phase, is_bad, is_nan, readable
-from tinytrain.trace import Role, Trace
+from tinytrain.tensors import Phase, is_bad, readable
+from tinytrain.trace import BEFORE, Role, Trace
 from tinytrain.watch import verdict
 from tinytrain.watch.magnitudes import Counted, Magnitudes, settle, together
 from tinytrain.watch.operations import Operations, operations
@@ -135,7 +135,7 @@ class NanHunt:
         wanted = "output" if phase == "forward" else "input"
         names = () if roles[0].side == "handed" else dict.fromkeys(r.module for r in roles if r.side == wanted)
         counted = Counted(tensor) if names else None
-        bad = None if counted is not None else is_nan(tensor) if roles[0].buffer else is_bad(tensor, phase)
+        bad = is_bad(tensor, phase, buffer=roles[0].buffer) if counted is None else None
         origin = self._operations.origin(tensor) if self._operations is not None else None
         self._seen.append(Seen(phase, tuple(roles), counted, bad, origin))
         for name in names:
@@ -167,21 +167,19 @@ class NanHunt:
     @property
     def first(self) -> Place | None:
         """The first such place; None if everything is finite."""
-        found, made = blame(self.passages), self._made()
-        if found is None:  # operations in modules whose results were finite are mended there, as a mask's are
-            return Place(made.module, made.phase, made.op, made.line) if made is not None else None
-        return Place(found.module, found.phase, *((made.op, made.line) if made is not None else ()))
+        found = blame(self.passages)
+        made = self._made(found)
+        at = found or made  # operations in modules whose results were finite are mended there, as a mask's are
+        return at and Place(at.module, at.phase, *((made.op, made.line) if made is not None else ()))
 
-    def _made(self) -> Operation | None:
+    def _made(self, found: Blame | None) -> Operation | None:
         """The operation from which the first bad tensor comes, or else one outside the model whose result stays bad."""
         if self._operations is None:
             return None
-        found = blame(self.passages)
         left = self._operations.left_over()
         if found is None or (found.how == "outside" and found.phase == "backward" and left is not None):
             return left
-        first = next(n for n, passage in enumerate(self.passages) if passage.bad and found.role in passage.roles)
-        return self._seen[first].origin
+        return self._seen[blamed(self.passages, found)].origin
 
     def modules(self) -> dict[str, dict[Phase, Magnitudes]]:
         """Each module's magnitudes, in the order in which they first ran: ``"forward"`` those of its output,
@@ -223,7 +221,7 @@ class NanHunt:
         side = "output" if found.phase == "forward" else "input"
         passed: dict[str, list[Counted]] = {}
         for seen, passage in zip(self._seen, self.passages, strict=True):
-            if passage.phase == found.phase and passage.roles[0].side not in ("kept", "left over"):
+            if passage.phase == found.phase and passage.roles[0].side not in BEFORE:
                 if passage.bad:
                     break
                 for name in {r.module: None for r in passage.roles if r.side == side and r.run == found.role.run}:
@@ -237,8 +235,8 @@ class NanHunt:
     def __str__(self) -> str:
         if not any(passage.roles[0].side != "kept" for passage in self.passages) and not self._trace.unseen:
             return "Nothing ran inside this hunt's with block."
-        found, made = blame(self.passages), self._made()
-        lines = []
+        found = blame(self.passages)
+        made, lines = self._made(found), []
         if found is None:
             worst = min(self._sizes(), default=(math.inf, "", "forward", Magnitudes()), key=lambda row: row[:3])
             lines.append(f"Everything that passed between {len(self._trace.names)} modules was finite.")

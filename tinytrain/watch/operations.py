@@ -44,7 +44,7 @@ class Operations(TorchDispatchMode):
             given = self._origins.given((args[shape_only:], kwargs))  # before the call, which may write over it
         output = func(*args, **kwargs)
         if "empty" not in name:  # memory that nobody has written yet is no result
-            node = torch._C._current_autograd_node()
+            node = derivatives.running_derivative()
             place, phase = (self._trace.running, "forward") if node is None else (self._trace.owner(node), "backward")
             with self._trace.apart():
                 self._origins.made(output, given, lambda: self._operation(shown_name(func, kwargs), node), place, phase)

@@ -29,7 +29,8 @@ class Operation:
     op: str
     """such as ``exp``; backward, one of the operations that its derivative is made of"""
     line: str
-    """``file:line: text`` of the line that asked for it; backward, of the forward line whose derivative it is"""
+    """``file:line: text`` of the line that asked for it; backward, of the forward line whose derivative it is.
+    Empty where none is known"""
     derivative: str = ""
     """backward: torch's name for the derivative, such as ``SqrtBackward0``"""
     out_of: "Operation | None" = None

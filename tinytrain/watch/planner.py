@@ -1,8 +1,9 @@
 """What a run will need before it is started: parameters, memory, floating-point operations, hours.
 
 The byte counts are those of this package's ``GPT`` and ``train_step``. They follow from what autograd keeps for the
-backward pass, and are tested against a count of every tensor of a real update (``watch.tensor_memory``). Not in them:
-what a GPU's context and allocator keep for themselves (0.5 to 1 GiB), and the buffers of kernels.
+backward pass, and are tested against a count of every tensor of a real update (``watch.tensor_memory``), in one
+process; what sharding takes is an estimate. Not in them: what a GPU's context and allocator keep for themselves, for
+which ``plan`` has a reserve, and the buffers of kernels.
 """
 
 import math
@@ -274,7 +275,7 @@ def plan(
     process if not given. ``micro_batch_size`` is the largest that fits into ``gpu_memory`` GiB less ``reserve`` GiB
     (the device's context, and what its allocator cannot use), cut so that the batch divides evenly, or as given.
     ``tokens`` are 20 for each parameter if not given (Hoffmann et al. 2022). ``mfu`` is the share of ``peak_tflops``
-    that a device reaches in its model's own operations: public runs reach 0.3 to 0.5.
+    that a device reaches in its model's own operations: 0.21 to 0.46 in the runs of Chowdhery et al. 2022, table 3.
 
     Raises ``ValueError`` where not even one row fits, a batch does not divide, or a number makes no sense.
     """

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from tinytrain.watch.compare import plot_run, plot_runs
-from tinytrain.watch.labels import EndLabel, frame, label_ends
+from tinytrain.watch.labels import EndLabel, frame, label_ends, left_out
 from tinytrain.watch.svg import INKS
 
 __all__ = ["plot_bars", "plot_curves", "plot_matrix", "plot_paths", "plot_run", "plot_runs", "plot_seeds"]
@@ -39,7 +39,7 @@ def plot_curves(
         seen = np.isfinite(ys) & (np.greater(ys, 0) | (not log_y))
         ax.plot(xs, np.where(seen, ys, np.nan), color=ink, linestyle=STYLES[i % len(STYLES)], linewidth=1.6)
         shown = [value for value, is_seen in zip(ys, seen, strict=True) if is_seen]
-        labels.append((shown[-1] if shown else float(log_y), label + _left_out(ys, seen), text))
+        labels.append((shown[-1] if shown else float(log_y), label + left_out(np.isfinite(ys), seen), text))
     labels += _levels(ax, levels)
     ax.margins(y=0.08)  # room for a label at the height of the highest line
     frame(ax, title, x, y)
@@ -52,12 +52,6 @@ def _scale(ax: Axes, log_x: bool, log_y: bool) -> None:
         ax.set_xscale("log")
     if log_y:
         ax.set_yscale("log")
-
-
-def _left_out(ys: Sequence[float], seen: np.ndarray) -> str:
-    bad = int((~np.isfinite(ys)).sum())
-    below = int((~seen).sum()) - bad
-    return "".join(f" ({n} {what})" for n, what in ((bad, "not finite"), (below, "not above zero")) if n)
 
 
 def _levels(ax: Axes, levels: Mapping[str, float] | None) -> list[EndLabel]:

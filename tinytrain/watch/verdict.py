@@ -45,14 +45,17 @@ def _backward(found: Blame) -> str:
 
 
 def operation(made: Operation, found: Blame | None) -> list[str]:
-    """The operation, where it is, and the line that asked for it."""
+    """The operation, where it is, and the line that asked for it, if that is known."""
     where = made.module or (found.module if found is not None else "") or "outside the model"
     derivative = f" in {made.derivative}" if made.derivative else ""
-    lines = [f"  the operation: {made.op}{derivative}, {made.phase}, {where}"]
-    lines.append(f"    {made.line}")
+    lines = [f"  the operation: {made.op}{derivative}, {made.phase}, {where}", *_indented(made.line)]
     if made.out_of is not None:
-        lines += [f"  of the minus infinity made by {made.out_of.op}:", f"    {made.out_of.line}"]
+        lines += [f"  of the minus infinity made by {made.out_of.op}:", *_indented(made.out_of.line)]
     return lines
+
+
+def _indented(line: str) -> list[str]:
+    return [f"    {line}"] if line else []  # none is known of what was made before the block began
 
 
 def notes(passages: Sequence[Passage], found: Blame | None) -> list[str]:

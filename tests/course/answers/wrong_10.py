@@ -163,6 +163,11 @@ def total_count(evals, patience):
     return evals[-1][0], best_update
 
 
+def keeps_last_at_the_end(evals, patience):
+    stop, keep = stop_at(evals, patience)
+    return stop, (keep if stop != evals[-1][0] else stop)
+
+
 def least_progress(evals, patience, least=0.03):
     best_update, best, without = *evals[0], 0
     for update, loss in evals[1:]:
@@ -210,6 +215,8 @@ WRONG = {
             named(swings=lambda x, e: max(x[-(len(x) // 4) :]) - min(x[-(len(x) // 4) :]) > 1),
             "more than 2 nats",
         ),
+        "swings of the second half": (named(swings=lambda x, e: max(x[len(x) // 2 :]) - min(x[len(x) // 2 :]) > 2), ""),
+        "the last loss is the end": (named(moves=lambda x, e: x[-1] > 0.9 * x[0]), ""),
         "a gap is overfitting": (named(over=lambda x, e: e[-1] > median(x[-20:]) + 1), ""),
         "a rise of 2 % is overfitting": (named(over=lambda x, e: e[-1] > 1.02 * min(e)), "so is a small rise"),
         "a rise of 40 % is": (named(over=lambda x, e: e[-1] > 1.4 * min(e)), ""),
@@ -224,7 +231,7 @@ WRONG = {
         "median of the whole run": (of_the_whole_run, ""),
         "mean": (
             lambda n, times=5.0, window=20: spike(n, times, window, middle=mean),
-            "Wanted is the median",
+            "median",
         ),
         "NaN is no spike": (no_nan, "ask for finite first"),
         "the norm before": (step_by_step, "right before"),
@@ -232,6 +239,12 @@ WRONG = {
         "highest": (highest, "highest"),
         "one later": (one_later, "off by one"),
         "its value": (the_value, "wanted is the place"),
+        "upper middle": (
+            lambda n, times=5.0, window=20: spike(n, times, window, middle=lambda x: sorted(x)[len(x) // 2]),
+            "",
+        ),
+        "starts one late": (lambda n, times=5.0, window=20: spike(n, times, window, start=window + 1), ""),
+        "ends one early": (lambda n, times=5.0, window=20: spike(n[:-1], times, window), ""),
         "itself among them": (
             lambda n, times=5.0, window=20: spike(n, times, window, own=1),
             "ends right before the norm",
@@ -254,6 +267,7 @@ WRONG = {
         "ties are progress": (lambda e, p: walk(e, p, ties=True), "equal loss as progress"),
         "one more": (lambda e, p: walk(e, p + 1), "waits for one more"),
         "NaN is skipped": (lambda e, p: walk([x for x in e if x[1] == x[1]], p), "A NaN is one without progress"),
+        "the last where it did not stop": (keeps_last_at_the_end, ""),
         "progress of 0.03": (least_progress, ""),
         "one less": (lambda e, p: walk(e, p - 1), "stops too early"),
         "keeps the last": (lambda e, p: (walk(e, p)[0],) * 2, "The best ones came earlier"),

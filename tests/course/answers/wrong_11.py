@@ -150,6 +150,12 @@ WRONG = {
             ).half(),
             "Another value",
         ),
+        "a floor in place of eps": (
+            lambda x, g, e: (
+                x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True).clamp(min=e)) * g
+            ).half(),
+            "",
+        ),
         "all in FP16": (norm(wide=False), "FP32"),
         "FP32 out": (norm(back=False), "wanted is float16"),
         "no gain": (norm(use_gain=False), "The gain is missing"),

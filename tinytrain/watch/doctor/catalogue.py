@@ -26,6 +26,10 @@ HIGH_LR = (
     "does float32 behave the same?",
     "look at the data there",
 )
+CUT_GRAPH = (
+    "print the gradient's norm of each parameter",
+    "look for clamps, where, detach and no_grad on the way from the weights to the loss",
+)
 
 CATALOGUE = {
     "lr off its plan": Words(
@@ -80,8 +84,7 @@ CATALOGUE = {
         "the loss scale grows without end: there is no gradient that could overflow",
         "gradients are 0 or nearly so: something cuts the graph, saturates, or overflowed before",
         (
-            "print the gradient's norm of each parameter",
-            "look for clamps, where, detach and no_grad on the way from the weights to the loss",
+            *CUT_GRAPH,
             "run one batch in float32: is the norm 0 there, too?",
         ),
     ),
@@ -132,10 +135,7 @@ CATALOGUE = {
         "event",
         "the gradient's norm is 0 or nearly so",
         "something cuts the graph, saturates, or every parameter is frozen; in FP16, gradients too small for it",
-        (
-            "print the gradient's norm of each parameter",
-            "look for clamps, where, detach and no_grad on the way from the weights to the loss",
-        ),
+        CUT_GRAPH,
     ),
     "loss hardly moves": Words(
         "shape",

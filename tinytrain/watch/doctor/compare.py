@@ -6,7 +6,7 @@ import numpy as np
 
 from tinytrain.watch.doctor.catalogue import CATALOGUE
 from tinytrain.watch.doctor.finding import Finding
-from tinytrain.watch.doctor.reading import NotSeenError, Reading, medians, spread
+from tinytrain.watch.doctor.reading import NotSeenError, Reading, medians, spread, window_starts
 
 TOO_GOOD = 0.10
 """share of the first loss. Bytes of English end at 0.6 to 0.7 nats with the best compressors, 0.11 to 0.13 of ln 256;
@@ -44,23 +44,27 @@ def behind(reading: Reading, other: Reading) -> Finding | None:
     common = sorted(set(mine) & set(its))
     if len(common) < COMMON:
         raise NotSeenError(f"the two runs share {len(common)} updates, fewer than {COMMON}")
-    a, b = (np.array([losses[step] for step in common]) for losses in (mine, its))
+    a = reading.column("loss")[[mine[step] for step in common]]
+    b = other.column("loss")[[its[step] for step in common]]
     late = slice(-max(10, len(common) // 5), None)
-    ends, share = (float(np.median(a[late])), float(np.median(b[late]))), spread(a[late] - b[late])
-    if ends[0] - ends[1] <= max(BEHIND * ends[1], 3 * share / np.sqrt(len(a[late]))):
+    ends, noise = (float(np.median(a[late])), float(np.median(b[late]))), spread(a[late] - b[late])
+    if ends[0] - ends[1] <= max(BEHIND * ends[1], 3 * noise / np.sqrt(len(a[late]))):
         return None
     ratio = medians(a, reading.width) / medians(b, reading.width)
     near = np.flatnonzero(ratio <= 1 + BEHIND)
-    start = common[min((int(near[-1]) + 1 if len(near) else 0) * reading.width, len(common) - 1)]
+    behind_from = int(near[-1]) + 1 if len(near) else 0
+    starts = window_starts(len(common), reading.width)
+    start = common[starts[behind_from] if behind_from < len(starts) else -1]
     return reading.finding(
-        int(reading.made[list(mine).index(start)]),
+        mine[start],
         "behind the other run",
-        f"{ends[0]:.3f} nats against {ends[1]:.3f} ({ends[0] / ends[1] - 1:+.1%}) at update {common[-1]}",
+        f"{ends[0]:.3f} nats against {ends[1]:.3f} ({ends[0] / ends[1] - 1:+.1%}) at {reading.unit} {common[-1]}",
     )
 
 
-def _by_step(reading: Reading) -> dict[int, float]:
-    return {reading.at(int(line)): float(loss) for line, loss in zip(reading.made, reading.loss, strict=True)}
+def _by_step(reading: Reading) -> dict[int, int]:
+    """What ``since`` says of each made update: its line."""
+    return {reading.at(line): line for line in reading.made.tolist()}
 
 
 def evaluations(reading: Reading) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -126,7 +130,7 @@ def very_low(reading: Reading) -> Finding | None:
     low = np.flatnonzero(reading.smooth <= least)
     if not len(low) or reading.level > least:
         return None
-    line = reading.lines_of(int(low[0]))
+    line = reading.line_of(int(low[0]))
     _, held, _ = evaluations(reading)
     epoch = reading.column("epoch")[line]
     numbers = f"{reading.first_loss:.3g} nats at first, {reading.level:.3g} at the end"

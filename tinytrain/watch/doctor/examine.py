@@ -124,6 +124,7 @@ def _read(run: Run | str | Path | Iterable[Mapping[str, Any]], vocab_size: int |
     reading = Reading(records, vocab_size)
     if not reading.has("loss") and not reading.skipped.any():
         raise ValueError(
-            f"{where}: none of its {len(records)} lines has a number under 'loss', only {sorted(records[0])}"
+            f"{where}: none of its {len(records)} lines has a number under 'loss', only {sorted(records[0])}: "
+            "write the loss of each update there, in nats per token"
         )
     return reading

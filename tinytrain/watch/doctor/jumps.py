@@ -74,7 +74,7 @@ def _lasting_climbs(reading: Reading) -> list[Climb]:
         raise NotSeenError("the learning rate is a sweep")
     if reading.first_loss < 0:
         raise NotSeenError("a loss below 0 is not measured in nats")
-    rises, smooth, first = climbs(reading), reading.smooth, reading.first_loss
+    rises, smooth, first = _climbs(reading), reading.smooth, reading.first_loss
     # Worse than the first weights for most of the run: it ran away with its first updates.
     away = bool(np.median(smooth) > (1 + MOVED) * first + 2 * reading.noise)
     if away and not rises:
@@ -84,28 +84,28 @@ def _lasting_climbs(reading: Reading) -> list[Climb]:
     return rises
 
 
-def climbs(reading: Reading) -> list[Climb]:
+def _climbs(reading: Reading) -> list[Climb]:
     """Each climb of the smoothed loss. It begins where the losses from its lowest point on fall into two levels."""
     found: list[Climb] = []
-    low = high = up = 0
+    low, high, up = 0, 0, False
     smooth, floor = reading.smooth, NOISE_BELOW * min(reading.first_loss, LARGEST_LN_V)
     for i, value in enumerate(smooth):
         if not up and value < smooth[low]:
             low = i
         elif not up and value > RISE * max(smooth[low], floor) and value > smooth[low] + 2 * reading.noise:
-            up, high = 1, i
+            up, high = True, i
             found.append((_foot(reading, low, i), float(smooth[low]), float(value)))
         elif up and value > smooth[high]:
             high = i
             found[-1] = (*found[-1][:2], float(value))
         elif up and value * RISE < smooth[high]:
-            up, low = 0, i
+            up, low = False, i
     return found
 
 
 def _foot(reading: Reading, low: int, high: int) -> int:
     """The line at which the losses leave the level of window ``low`` for that of window ``high``."""
-    start, stop = (int(np.searchsorted(reading.made, reading.lines_of(window))) for window in (low, high + 1))
+    start, stop = (int(np.searchsorted(reading.made, reading.line_of(window))) for window in (low, high + 1))
     losses = reading.loss[start : max(stop, start + 1)].clip(max=reading.smooth[high])  # one outlier is no level
     return int(reading.made[start + change_point(losses)])
 

@@ -29,7 +29,7 @@ def scale(reading: Reading) -> Finding | None:
         raise NotSeenError("fewer than 2 lines with loss_scale")
     first, lowest = values[known[0]], values[known].min()
     if (line := _collapse(reading, values)) is not None:
-        overflows = _overflows(reading)
+        overflows = np.flatnonzero(overflowed(reading)).tolist()
         evidence = f"from {first:.6g} down to {lowest:.6g}; {len(overflows)} updates skipped, up to "
         evidence += f"{longest_row(overflows)} in a row{_vanished_words(reading)}{where(reading, line)}"
         return reading.finding(line, "loss scale collapses", evidence)
@@ -42,7 +42,7 @@ def scale(reading: Reading) -> Finding | None:
 
 def _collapse(reading: Reading, values: np.ndarray) -> int | None:
     """The line at which a collapse begins."""
-    rows = _rows(_overflows(reading))
+    rows = _rows(np.flatnonzero(overflowed(reading)).tolist())
     for row in rows:
         if len(row) >= IN_A_ROW:
             return row[0]
@@ -57,11 +57,16 @@ def _collapse(reading: Reading, values: np.ndarray) -> int | None:
     return None
 
 
-def _overflows(reading: Reading) -> list[int]:
-    """Lines of updates that were not made because the gradient was not finite. Where the loss itself is NaN, a falling
-    scale is what follows, and no cause."""
-    of_gradient = np.isfinite(reading.column("loss")) & ~np.isfinite(reading.column("grad_norm"))
-    return [int(i) for i in np.flatnonzero(reading.skipped & of_gradient)]
+def overflowed(reading: Reading) -> np.ndarray:
+    """``[n]``: the updates that were not made because the gradient was not finite.
+
+    Where its norm is not logged, the next line's lower scale tells. Where the loss itself is NaN, a falling scale is
+    what follows, and no cause.
+    """
+    scales = reading.column("loss_scale")
+    falls = np.append(scales[1:] < scales[:-1], False)
+    of_gradient = reading.not_finite("grad_norm") | (~reading.present("grad_norm") & falls)
+    return reading.skipped & np.isfinite(reading.column("loss")) & of_gradient
 
 
 def _vanished_words(reading: Reading) -> str:

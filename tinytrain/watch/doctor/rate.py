@@ -3,9 +3,12 @@
 import numpy as np
 
 from tinytrain.config import TrainConfig
+from tinytrain.watch.doctor.catalogue import CATALOGUE
 from tinytrain.watch.doctor.finding import Finding
 from tinytrain.watch.doctor.reading import NotSeenError, Reading
 
+NAME = "lr off its plan"
+PLANNED = CATALOGUE[NAME]
 FIRST_IS_0 = "the first update has a learning rate of 0"
 SAME = 1e-6
 """relative difference up to which a rate is that of the plan: a rate written with 7 digits passes"""
@@ -36,7 +39,7 @@ def off_plan(reading: Reading, config: TrainConfig | None) -> Finding | None:
         return None
     line, symptom, evidence, cause = told
     harmless = {"stage": "cost"} if symptom == FIRST_IS_0 else {}  # one wasted update brings nothing else about
-    return reading.finding(int(line), "lr off its plan", evidence, symptom=symptom, cause=cause, **harmless)
+    return reading.finding(int(line), NAME, evidence, symptom=symptom, cause=cause, **harmless)
 
 
 def _impossible(reading: Reading, lr: np.ndarray, known: np.ndarray) -> Told | None:
@@ -56,7 +59,7 @@ def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainC
     if not len(wrong):
         return None
     i = wrong[0]
-    cause = "the schedule is not the one of this config"
+    cause = PLANNED.cause
     for k in FASTER:
         faster = [config.lr(k * max(0, int(done[j]))) for j in known]
         if np.abs(lr[known] - faster).max() <= SAME * config.max_lr:
@@ -64,7 +67,7 @@ def _against(reading: Reading, lr: np.ndarray, known: np.ndarray, config: TrainC
             break
     return (
         known[i],
-        "the learning rate is not the planned one",
+        PLANNED.symptom,
         f"{lr[known[i]]:.4g}, planned {plan[i]:.4g}, at {reading.place(int(known[i]))}; "
         f"{len(wrong)} of {len(known)} differ",
         cause,

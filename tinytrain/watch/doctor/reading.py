@@ -12,6 +12,8 @@ from tinytrain.watch.doctor.finding import Finding
 
 HISTORY = 50
 """updates before one with which it is compared: two or three times what AdamW's beta2 of 0.95 remembers (1/0.05)"""
+LEAST = 10
+"""of them that must be there: a median and a spread of fewer mean little"""
 WINDOWS = 40
 """points of the smoothed curve, each a median: 5 updates of a run of 200, enough that one batch moves none"""
 SPREAD = 1.4826
@@ -22,7 +24,6 @@ SMALLEST_LN_V = 3.5
 """nats: ln 33. Vocabularies of text have more symbols than that; pretrained models start lower on text like theirs"""
 BAND = 0.5
 """nats around ln V in which a fresh model starts; torch's default initialisation lies up to 0.4 above"""
-
 
 MAY_BE_INFINITE = {"loss", "grad_norm", "eval_loss", "lr"}
 """fields in which NaN and infinity tell something; in any other they are no number"""
@@ -39,13 +40,14 @@ class Reading:
         self.records, self.n = records, len(records)
         self._columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}  # name: numbers, where there are any
         self.unit = next((u for u, name in (("update", "step"), ("batch", "batch")) if self.has(name)), "line")
-        self.skipped = self.flags("skipped")
+        self.skipped = np.array([record.get("skipped") is True for record in records], dtype=bool)
         loss = self.column("loss")
         self.made = np.flatnonzero(~self.skipped & np.isfinite(loss))
         self.loss = loss[self.made]
         self.first_loss = float(self.loss[0]) if len(self.loss) else math.nan  # the second may be far away already
         self.ln_v = math.log(vocab_size) if vocab_size else None
         self.width = max(3, -(-len(self.loss) // WINDOWS))
+        self.starts = window_starts(len(self.loss), self.width)
         self.smooth = medians(self.loss, self.width)
         self.level = float(self.smooth[-1]) if len(self.smooth) else math.nan
         self.noise = spread(np.diff(self.loss))
@@ -65,8 +67,9 @@ class Reading:
         """``[n]``: the lines that have a number under this name, NaN being one."""
         return self._column(name)[1]
 
-    def flags(self, name: str) -> np.ndarray:
-        return np.array([record.get(name) is True for record in self.records], dtype=bool)
+    def not_finite(self, name: str) -> np.ndarray:
+        """``[n]``: the lines whose number is NaN or infinite."""
+        return self.present(name) & ~np.isfinite(self.column(name))
 
     def _column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         if name not in self._columns:
@@ -94,9 +97,9 @@ class Reading:
         words = asdict(CATALOGUE[name]) | told
         return Finding(name=name, since=self.at(line), unit=self.unit, evidence=evidence, **words)
 
-    def lines_of(self, window: int) -> int:
-        """The line at which a point of the smoothed curve begins."""
-        return int(self.made[min(window * self.width, len(self.made) - 1)])
+    def line_of(self, window: int) -> int:
+        """The line at which a point of the smoothed curve begins; the last one behind its end."""
+        return int(self.made[self.starts[window] if window < len(self.starts) else -1])
 
     def rising(self) -> int:
         """Lines at the start over which the learning rate rises; 0 where it is not known or starts at its top."""
@@ -145,9 +148,19 @@ def is_finite(value: Any) -> bool:
 
 
 def medians(values: np.ndarray, width: int) -> np.ndarray:
-    """The median of each ``width`` values; fewer at the end go with those before them."""
-    whole = max(1, len(values) // width)
-    return np.array([np.median(part) for part in np.array_split(values, whole)]) if len(values) else values
+    """The median of each ``width`` values, or of a few more where they do not come out even."""
+    starts = window_starts(len(values), width)
+    return np.array([np.median(part) for part in np.split(values, starts[1:])]) if len(values) else values
+
+
+def window_starts(n: int, width: int) -> np.ndarray:
+    """Where each window of ``medians`` begins.
+
+    >>> window_starts(8, width=3).tolist()
+    [0, 4]
+    """
+    windows = max(1, n // width)
+    return np.arange(windows) * (n // windows) + np.minimum(np.arange(windows), n % windows)
 
 
 def spread(values: np.ndarray) -> float:
@@ -155,11 +168,11 @@ def spread(values: np.ndarray) -> float:
     return SPREAD * float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
-def history(values: np.ndarray, i: int, least: int = 10) -> np.ndarray:
-    """The finite values before position i, ``HISTORY`` of them; empty if there are fewer than ``least``."""
+def history(values: np.ndarray, i: int) -> np.ndarray:
+    """The finite values before position i, ``HISTORY`` of them; empty if there are fewer than ``LEAST``."""
     before = values[max(0, i - HISTORY) : i]
     before = before[np.isfinite(before)]
-    return before if len(before) >= least else before[:0]
+    return before if len(before) >= LEAST else before[:0]
 
 
 def change_point(values: np.ndarray) -> int:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from tinytrain.watch.doctor.finding import Finding
-from tinytrain.watch.doctor.jumps import NORM_JUMP
-from tinytrain.watch.doctor.loss_scale import longest_row, where
+from tinytrain.watch.doctor.jumps import LOSS_SPREADS, NORM_JUMP
+from tinytrain.watch.doctor.loss_scale import longest_row, overflowed, where
 from tinytrain.watch.doctor.reading import Reading, history, spread
 
 LOOK_BACK = 50
@@ -13,11 +13,8 @@ LOOK_BACK = 50
 
 def skipped(reading: Reading) -> Finding | None:
     """Updates that were not made although loss and gradient were finite, as far as the log tells."""
-    explained = [
-        reading.present(name) & ~np.isfinite(reading.column(name)) for name in ("loss", "grad_norm")
-    ]  # by what ``scale`` and ``not_finite`` look at
-    overflow = ~reading.present("grad_norm") & _scale_falls(reading)
-    lines = [int(i) for i in np.flatnonzero(reading.skipped & ~explained[0] & ~explained[1] & ~overflow)]
+    explained = reading.not_finite("loss") | reading.not_finite("grad_norm") | overflowed(reading)
+    lines = np.flatnonzero(reading.skipped & ~explained).tolist()
     if not lines:
         return None
     evidence = f"{len(lines)} of {reading.n} batches, up to {longest_row(lines)} in a row"
@@ -35,24 +32,16 @@ def skipped(reading: Reading) -> Finding | None:
     )
 
 
-def _scale_falls(reading: Reading) -> np.ndarray:
-    """``[n]``: whether the next line has a lower loss scale."""
-    values = reading.column("loss_scale")
-    return np.append(values[1:] < values[:-1], False)
-
-
 def not_finite(reading: Reading) -> Finding | None:
     """NaN or infinity in the loss, in the norm where no loss scale explains it, or in the evaluation."""
-    loss, norm = reading.column("loss"), reading.column("grad_norm")
-    in_loss = reading.present("loss") & ~np.isfinite(loss)
-    in_norm = reading.present("grad_norm") & ~np.isfinite(norm) & ~reading.present("loss_scale")
-    in_eval = reading.present("eval_loss") & ~np.isfinite(reading.column("eval_loss"))
+    in_loss, in_eval = reading.not_finite("loss"), reading.not_finite("eval_loss")
+    in_norm = reading.not_finite("grad_norm") & ~reading.present("loss_scale")
     lines = np.flatnonzero(in_loss | in_norm | in_eval)
     if not len(lines):
         return None
     line = int(lines[0])
     what = "loss" if in_loss[line] else "gradient's norm" if in_norm[line] else "evaluation's loss"
-    evidence = f"{len(lines)} of {reading.n} lines, up to {longest_row([int(i) for i in lines])} in a row; "
+    evidence = f"{len(lines)} of {reading.n} lines, up to {longest_row(lines.tolist())} in a row; "
     evidence += f"{moved_first(reading, line)}{where(reading, line)}"
     told = {"symptom": f"the {what} is NaN or infinite"}
     if cause := _why_not_finite(reading, line, lines, only_eval=not (in_loss | in_norm).any()):
@@ -81,7 +70,9 @@ def moved_first(reading: Reading, line: int) -> str:
         values = reading.column(name)[:line]
         for i in range(max(0, line - LOOK_BACK), line):
             before = history(values, i)
-            if len(before) and values[i] > max(NORM_JUMP * np.median(before), np.median(before) + 6 * spread(before)):
+            if len(before) and values[i] > max(
+                NORM_JUMP * np.median(before), np.median(before) + LOSS_SPREADS * spread(before)
+            ):
                 early.append((i, f"{label} rose to {values[i]:.3g} at {reading.place(i)}"))
                 break
     return "before it, " + ", then ".join(text for _, text in sorted(early)) if early else "nothing moved before it"

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from tinytrain.watch.preflight.gradients import gradients_of, trainable
 from tinytrain.watch.preflight.report import Line
-from tinytrain.watch.preflight.state import MODES, as_before
+from tinytrain.watch.preflight.state import MODES, as_before, equal
 from tinytrain.watch.preflight.subject import Subject, first_line, largest, other_tokens
 
 
@@ -26,10 +26,10 @@ def same_call_line(subject: Subject) -> Line:
                 third = subject.call({"input_ids": ids}).detach()
             except Exception as error:
                 return Line(name, False, f"a second call raises {first_line(error)} ({mode} mode)", _LEFT_OVER)
-            if not torch.equal(after.nan_to_num(), kept.nan_to_num()):
+            if not equal(after, kept):
                 said = f"the second call changed the first one's logits by {largest(after - kept):.3g}"
                 return Line(name, False, f"{said} ({mode} mode)", "A buffer is written over: return a new tensor.")
-            if third.shape != kept.shape or not torch.equal(third.nan_to_num(), kept.nan_to_num()):
+            if not equal(third, kept):
                 moved = largest(third - kept) if third.shape == kept.shape else float("inf")
                 return Line(name, False, f"asked again, logits differ by {moved:.3g} ({mode} mode)", _LEFT_OVER)
             if mode == "train" and (error := _backward_fault(subject, ids, draw_again)):

@@ -90,10 +90,7 @@ def descend(subject: Subject, lr: float, steps: int, draw_again: Callable[[], No
         draw_again()
         return loss_of(subject)
 
-    for step in range(steps + 1):
-        if step == steps:
-            losses.append(value().item())
-            break
+    for _ in range(steps):
         loss, found = gradients_of(value, list(weights.values()))
         losses.append(loss.item())
         if losses[-1] < ENOUGH * losses[0] or not math.isfinite(losses[-1]) or not loss.requires_grad:
@@ -102,4 +99,6 @@ def descend(subject: Subject, lr: float, steps: int, draw_again: Callable[[], No
             p.grad = g
         torch.nn.utils.clip_grad_norm_(weights.values(), 1.0)
         optimizer.step()
+    else:
+        losses.append(value().item())
     return losses

@@ -38,13 +38,16 @@ def batch_fault(batch: dict) -> str | None:
     return None
 
 
+def model_fault(model: nn.Module) -> str | None:
+    """What is wrong with a model before anything is copied or called."""
+    lazy = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if nn.parameter.is_lazy(t)]
+    return f"no shape yet: {listed(lazy)}" if lazy else None
+
+
 def shapes_line(subject: Subject) -> Line:
     """Call the model once, and look at what it returns. Keeps the logits for the lines after it."""
     name, model, ids = "shapes and dtypes", subject.model, subject.batch["input_ids"]
     span = f"ids run from {int(ids.min())} to {int(ids.max())}"
-    if lazy := [n for n, p in model.named_parameters() if nn.parameter.is_lazy(p)]:
-        cure = "Call the model once on a batch before anything else: lazy layers get their shape there."
-        return Line(name, False, f"no shape yet: {listed(lazy)}", cure, fatal=True)
     try:
         with as_before(model, "eval"):
             logits = subject.call(subject.batch).detach()

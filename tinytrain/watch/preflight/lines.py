@@ -9,7 +9,15 @@ import torch
 from torch import nn
 
 from tinytrain.watch.preflight.calls import dropout_line, same_call_line
-from tinytrain.watch.preflight.inputs import batch_fault, finite_line, labels_line, loss_line, raw_line, shapes_line
+from tinytrain.watch.preflight.inputs import (
+    batch_fault,
+    finite_line,
+    labels_line,
+    loss_line,
+    model_fault,
+    raw_line,
+    shapes_line,
+)
 from tinytrain.watch.preflight.leak import leak_line
 from tinytrain.watch.preflight.learning import overfit_line
 from tinytrain.watch.preflight.neighbours import documents_line, padding_line, rows_line
@@ -85,6 +93,9 @@ def preflight(
         return Report((Line(name, False, "inside torch.inference_mode() no gradient can be made", cure),))
     if fault := batch_fault(dict(batch)):
         return Report((Line(name, False, fault, "Mend the batch. Nothing else was tested."),))
+    if fault := model_fault(model):
+        cure = "Call the model once on a batch before anything else: lazy layers get their shape there."
+        return Report((Line(name, False, fault, cure),))
     try:
         subject = subject_of(model, batch, forward, optimizer)
     except Exception as error:  # the model does not take what the batch holds

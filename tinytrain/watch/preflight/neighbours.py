@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tinytrain.watch.preflight.report import Line
 from tinytrain.watch.preflight.state import MODES, as_before
-from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NotTestedError, Subject, largest, other_tokens, takes
+from tinytrain.watch.preflight.subject import LEAK_TOLERANCE, NotTestedError, Subject, largest, other_tokens
 
 
 def _moved(subject: Subject, ids: Tensor, others: Tensor, place: Tensor, modes=MODES, **extras: Tensor) -> float:
@@ -119,7 +119,7 @@ def _side_of(mask: Tensor) -> str | None:
 def documents_line(subject: Subject) -> Line:
     """Two documents in one row, for models that take ``doc_ids``; in the middle row the second begins elsewhere."""
     name, ids = "packed documents are strangers", subject.rows(3)
-    if not (subject.takes("doc_ids") if subject.forward else takes(subject.model, "doc_ids")):
+    if not subject.takes("doc_ids"):
         raise NotTestedError("the model takes no doc_ids")
     L = ids.shape[1]
     if L < 4:

@@ -14,6 +14,7 @@ from tinytrain.observe import keep_modes_and_buffers
 MODES = ("train", "eval")
 CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)  # these and no classes made of them
 OWN = frozenset(nn.Module().__dict__) - {"training"}  # parameters, buffers, children, hooks: torch's own
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: what floats are compared as
 
 
 @contextmanager
@@ -26,7 +27,7 @@ def as_before(model: nn.Module, mode: str) -> Iterator[Callable[[], None]]:
 
     Put back afterwards, also after an exception: modes, buffers, generators, and what modules keep as plain attributes
     (tensors, generators, modules, and lists, dicts, sets and deques of them). What an object of another class keeps
-    is not seen.
+    is not seen. Of tensors that are sparse, nested or without data, only which one it was is put back.
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r} is neither 'train' nor 'eval'")
@@ -61,17 +62,19 @@ def _renew_buffers(model: nn.Module, values: "_Values") -> None:
     copies: dict[int, Tensor] = {}
     for module in model.modules():
         for name, buffer in values.contents.get(id(module._buffers), {}).items():
-            if buffer is None:
-                module._buffers[name] = None
+            if buffer is None or id(buffer) not in values.tensors:
+                module._buffers[name] = buffer
             elif not equal(module._buffers.get(name), kept := values.tensors[id(buffer)][1]):
                 module._buffers[name] = copies.setdefault(id(buffer), kept.clone())
 
 
 def equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Shape, kind and values; NaN equals NaN."""
+    """Shape, kind and, of floats, every bit: a NaN equals itself alone, and -0.0 is not 0.0."""
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype or a.device != b.device:
         return a is b
-    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
+    if a.is_floating_point():
+        a, b = (t.detach().view(BITS[t.itemsize]) for t in (a, b))
+    return torch.equal(a, b)
 
 
 def plain_attributes(model: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -115,7 +118,8 @@ class _Values:
         if isinstance(value, torch.Generator):
             self.generators[id(value)] = (value, value.get_state())
         elif isinstance(value, Tensor):
-            if not isinstance(value, nn.Parameter) and id(value) not in self.tensors:
+            plain = value.layout == torch.strided and not value.is_nested and not value.is_meta  # can be compared
+            if plain and not isinstance(value, nn.Parameter) and id(value) not in self.tensors:
                 self.tensors[id(value)] = (value, value.detach().clone())
         elif type(value) in (*CONTAINERS, tuple) and id(value) not in self.containers:
             self.containers[id(value)] = value  # the thing itself, so that no other gets its id

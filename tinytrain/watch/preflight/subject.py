@@ -1,4 +1,4 @@
-"""The model under test: one way to call it, and everything about it put back afterwards."""
+"""The model under test: one way to call it, and the part of the batch that it is called on."""
 
 import inspect
 import math

@@ -37,13 +37,13 @@ def load_target(target: str) -> tuple[nn.Module, dict[str, Any] | None, torch.op
 
 def _import(place: str) -> ModuleType:
     path = Path(place)
+    if path.suffix == ".py" and not path.is_file():
+        raise ValueError(f"{place}: no such file")
     try:
         if path.suffix != ".py":
             if "" not in sys.path and str(Path.cwd()) not in sys.path:
                 sys.path.insert(0, str(Path.cwd()))
             return importlib.import_module(place)
-        if not path.is_file():
-            raise ValueError(f"{place}: no such file")
         name = _free_name(path)
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None
@@ -54,10 +54,6 @@ def _import(place: str) -> ModuleType:
         sys.path.insert(len(sys.path) if beside else 0, str(path.parent.resolve()))
         spec.loader.exec_module(module)
         return module
-    except ValueError as error:
-        if str(error).endswith("no such file"):
-            raise
-        raise ValueError(f"importing {place} raises {_told(error)}") from error
     except (Exception, SystemExit) as error:
         raise ValueError(f"importing {place} raises {_told(error)}") from error
 
