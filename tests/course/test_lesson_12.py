@@ -122,7 +122,7 @@ def test_a_long_run_is_recorded_at_its_place(tmp_path, monkeypatch, capsys):
     assert one["result"] is None and two["result"] == result_of(tmp_path / "run")
     found = two["result"]
     assert (found["updates"], found["tokens"], found["minutes"]) == (100, 1000, 3.0)
-    assert len(found["curve"]) <= 40 and found["curve"][-1] == [100, 3.0] and found["bits_per_byte"] == 2.0
+    assert len(found["curve"]) <= 40 and found["curve"][-1] == [3.0, 2.0] and found["bits_per_byte"] == 2.0
     show_recorded([one, two])
     printed = capsys.readouterr().out
     assert "not recorded yet" in printed and "2.000 bits a byte" in printed and "ROMEO / O, speak" in printed

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache
-from itertools import combinations
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
@@ -313,20 +313,23 @@ def show_recorded(runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """What a run that ``python -m tinytrain train`` made has measured; its curve has 40 points at most."""
+    """What a run that ``python -m tinytrain train`` made has measured.
+
+    ``curve`` has 40 points at most, each the minutes of training until an evaluation and its bits per byte.
+    """
     run = read_run(folder)
-    steps, nats = run.series("eval_loss", over="step")[0], run.series("eval_loss")[1]
-    every = -(-len(steps) // 40)
-    kept = [i for i in range(len(steps)) if (len(steps) - 1 - i) % every == 0]
+    minutes = list(accumulate((record["seconds_step"] + record["seconds_data"]) / 60 for record in run))
+    looks = [(minutes[i], record) for i, record in enumerate(run) if "eval_loss" in record]
+    every, last = -(-len(looks) // 40), looks[-1][1]
     return {
         "date": date.today().isoformat(),
-        "updates": int(run.series("step")[1][-1]),
-        "tokens": int(run.series("tokens_seen")[1][-1]),
-        "minutes": round(sum(r["seconds_step"] + r["seconds_data"] for r in run) / 60, 1),
-        "nats": round(nats[-1], 4),
-        "bits_per_byte": round(run.series("eval_bits_per_byte")[1][-1], 4),
-        "curve": [[int(steps[i]), round(nats[i], 3)] for i in kept],
-        "sample": sample_run(Sample(folder=folder)).splitlines()[:6],
+        "updates": int(last["step"]),
+        "tokens": int(last["tokens_seen"]),
+        "minutes": round(minutes[-1], 1),
+        "nats": round(last["eval_loss"], 4),
+        "bits_per_byte": round(last["eval_bits_per_byte"], 4),
+        "curve": [[round(at, 2), round(record["eval_bits_per_byte"], 3)] for at, record in looks[::-1][::every][::-1]],
+        "sample": sample_run(Sample(folder=folder)).splitlines()[:8],
     }
 
 
