@@ -32,7 +32,7 @@ from tinytrain.step import evaluate
 from tinytrain.tokenizer import ByteTokenizer, Tokenizer
 from tinytrain.train import TrainConfig, Trainer
 
-VOCAB, ROW_LENGTH, BATCH_SIZE, LR = 512, 64, 16, 4e-3
+VOCAB, ROW_LENGTH, BATCH_SIZE, LR = 512, 64, 16, 2e-3
 RECIPE = {"betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 """the guide's AdamW; its least learning rate is a tenth of the largest, as ours is by default"""
 
