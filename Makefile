@@ -4,12 +4,14 @@
 # Settings, for example `make lab PYTHON=python3.12 LAB_ARGS="--no-browser --port 8890"`:
 #   PYTHON       the Python that makes the environment
 #   VENV         where the environment lies
+#   SITE_VENV    where the one lies that builds the site
 #   LAB_ARGS     more options for JupyterLab
 #   PYTEST_ARGS  more options for pytest
 #   NB           which notebooks `make notebooks` runs, for example NB="00 03"; all if empty
 
 PYTHON ?= python3
 VENV ?= .venv
+SITE_VENV ?= build/site-venv
 LAB_ARGS ?=
 PYTEST_ARGS ?=
 NB ?=
@@ -21,7 +23,7 @@ STAMP := $(VENV)/.installed
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test unit check format notebooks claims bench soak clean
+.PHONY: help lab test unit check format notebooks claims site bench soak clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -49,6 +51,9 @@ notebooks: $(STAMP) ## run the notebooks and store their outputs (NB=00 for some
 claims: $(STAMP) ## build docs/claims.md from what the notebooks stored, and their navigation
 	$(BIN)/python -m tinytrain.course claims
 
+site: $(SITE_VENV)/.installed ## build/site: the notebooks as they were stored, to read without running
+	$(SITE_VENV)/bin/python docs/site/make_site.py build/site
+
 bench: $(STAMP) ## measure the benchmarks again, and write benchmarks/RESULTS.md
 	$(BIN)/python benchmarks/report.py
 
@@ -65,9 +70,14 @@ $(STAMP): requirements.txt requirements-data.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r requirements-data.txt
 	@touch $@
 
-$(BIN)/python:
+# The site's tools have their own, and neither `make lab` nor `make test` needs it.
+$(SITE_VENV)/.installed: docs/site/requirements.txt | $(SITE_VENV)/bin/python
+	$(SITE_VENV)/bin/python -m pip install --disable-pip-version-check -r docs/site/requirements.txt
+	@touch $@
+
+$(BIN)/python $(SITE_VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "tinytrain needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)"; \
 	  echo "Name another one: make PYTHON=python3.12 ..."; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { \
-	  rm -rf $(VENV); echo "$(PYTHON) cannot make environments. On Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@$(PYTHON) -m venv $(@:/bin/python=) || { \
+	  rm -rf $(@:/bin/python=); echo "$(PYTHON) cannot make environments. On Debian and Ubuntu: apt install python3-venv"; exit 1; }

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -116,3 +117,17 @@ def shown(monkeypatch):
     with capture_output() as captured:
         yield captured
     InteractiveShell.clear_instance()
+
+
+@pytest.fixture(scope="session")
+def built_site(tmp_path_factory):
+    """The site, built anew by the tools that `make site` installs; skipped where it has never been called."""
+    root = Path(__file__).resolve().parent
+    python = root / os.environ.get("SITE_VENV", "build/site-venv") / "bin/python"
+    if not python.is_file():
+        pytest.skip("the site's tools are not installed (`make site` does)")
+    site = tmp_path_factory.mktemp("site") / "pages"
+    command = [python, root / "docs/site/make_site.py", site]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return site

@@ -22,6 +22,7 @@ import torch
 
 from tinytrain.ahead import Ahead
 from tinytrain.checkpoint import Checkpointer
+from tinytrain.compiled import compile_blocks
 from tinytrain.generators import all_states
 from tinytrain.model import GPT, PRESETS, ModelConfig
 from tinytrain.optimizer import build_adamw, optimizer_state
@@ -47,11 +48,12 @@ class Case:
 FULL = Case(replace(PRESETS["120m"], vocab_size=30_016), 32, 8, 8.0, "cuda")  # padded to a multiple of 64
 DRY = Case(replace(PRESETS["nano"], max_positions=16), 2, 2, 0.1, "cpu")
 
-WAYS = {  # name: (precision, TF32, compiled)
-    "float32": ("fp32", False, False),
-    "TF32": ("fp32", True, False),
-    "BF16": ("bf16", False, False),
-    "BF16, compiled": ("bf16", False, True),
+WAYS = {  # name: (precision, TF32, what is compiled)
+    "float32": ("fp32", False, ""),
+    "TF32": ("fp32", True, ""),
+    "BF16": ("bf16", False, ""),
+    "BF16, compiled": ("bf16", False, "blocks"),  # as train --compile does
+    "BF16, compiled whole": ("bf16", False, "whole"),
 }
 
 
@@ -86,12 +88,14 @@ def peak_of_device(case: Case) -> float:
     return next((1e12 * value for key, value in PEAK_TFLOPS.items() if key in name), float("nan"))
 
 
-def time_way(case: Case, mode: str, tf32: bool, compiled: bool) -> dict[str, float]:
+def time_way(case: Case, mode: str, tf32: bool, compiled: str) -> dict[str, float]:
     """Median seconds of an update and its spread, the first update's seconds, and the most bytes held."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
     model = fresh(case)
     optimizer, precision = build_adamw(model, lr=1e-4), Precision(mode)
-    trained = torch.compile(model) if compiled else model
+    if compiled == "blocks":
+        compile_blocks(model)
+    trained = torch.compile(model) if compiled == "whole" else model
     times = []
     with Ahead(lambda n: random_rows(case, n)) as data:
         for number in range(10_000):

@@ -2,8 +2,11 @@
 
     python benchmarks/report.py               all of them, about ten minutes on two quiet cores
     python benchmarks/report.py importing     some of them; the other sections stay as they are
+    python benchmarks/report.py notebooks     every notebook, ten minutes more: only if it is named
+    python benchmarks/report.py gpu           the same, on a machine with a CUDA device
 
-Each section of RESULTS.md stands between two comments with its name. Others, such as that of the GPU, are kept.
+Each section of RESULTS.md stands between two comments with its name; what stands elsewhere is kept. The table at its
+head compares what was asked for with what is recorded (`marks.py`), and is made anew each time.
 """
 
 import argparse
@@ -13,6 +16,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import marks
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.md"
@@ -24,7 +30,10 @@ SECTIONS = {
     "live plot": ("What a live plot costs", ["live_plot.py"]),
     "hunting": ("What a NanHunt costs while it is on", ["hunting.py"]),
     "importing": ("What an import costs", ["importing.py"]),
+    "notebooks": ("What the notebooks cost under nbmake", ["notebook_time.py"]),
+    "gpu": ("On a GPU", ["gpu.py"]),
 }
+IF_NAMED = {"notebooks", "gpu"}
 
 
 def machine():
@@ -49,10 +58,17 @@ def written(text, name, new):
     return old.sub(lambda _match: new, text) if old.search(text) else f"{text.rstrip()}\n\n{new}\n"
 
 
+def with_marks(text):
+    """``text`` with the table of marks at its head made from its other sections."""
+    return written(text, "marks", f"<!-- begin marks -->\n{marks.table(text)}\n<!-- end marks -->")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="all if none is named")
-    wanted = parser.parse_args().sections or list(SECTIONS)
+    parser.add_argument(
+        "sections", nargs="*", choices=[[], *SECTIONS], help="all but notebooks and gpu if none is named"
+    )
+    wanted = parser.parse_args().sections or [name for name in SECTIONS if name not in IF_NAMED]
     where = machine()
     for name in wanted:
         title, command = SECTIONS[name]
@@ -61,7 +77,8 @@ def main():
         if done.returncode:
             sys.exit(f"{' '.join(command)} ended with status {done.returncode}: its section stays as it was")
         print(done.stdout)
-        RESULTS.write_text(written(RESULTS.read_text("utf-8"), name, section(name, title, done.stdout, where)), "utf-8")
+        text = written(RESULTS.read_text("utf-8"), name, section(name, title, done.stdout, where))
+        RESULTS.write_text(with_marks(text), "utf-8")
 
 
 if __name__ == "__main__":

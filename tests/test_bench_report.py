@@ -35,3 +35,30 @@ def test_every_section_has_its_program_and_what_is_recorded_is_found_again():
 def test_it_says_where_it_measured():
     where = report().machine()
     assert "torch 2" in where and "Python 3" in where and where.startswith("20")
+
+
+def test_the_marks_are_read_from_the_sections_and_the_worst_number_decides():
+    bench = report()
+    text = "# Measured\n\n<!-- begin marks -->\n<!-- end marks -->\n\nby hand\n"
+    rows = "| | bucketed | 8 % | 5,445 | 2.34 |\n| | bucketed | 2 % | 7,989 | {} |\n"
+    for worst, said in ((1.39, "**missed**"), (1.4, "reached")):
+        new = bench.section("batches", "Batches", rows.format(worst), "now")
+        made = bench.with_marks(bench.written(text, "batches", new))
+        (row,) = [line for line in made.splitlines() if line.startswith("| real tokens/s")]
+        assert row.endswith(f"| 2.34, {worst} | {said} |") and "by hand" in made
+        assert bench.with_marks(made) == made
+    assert "not measured: no GPU yet" in made
+
+
+def test_every_mark_finds_its_number_where_its_section_is_recorded_and_the_table_is_of_today():
+    bench = report()
+    text = (HERE / "RESULTS.md").read_text("utf-8")
+    recorded = bench.marks.sections(text)
+    for mark in bench.marks.MARKS:
+        assert mark.section in bench.SECTIONS, mark.what
+        said = bench.marks.line(mark, recorded)
+        assert ("not measured" in said) == (mark.section not in recorded), said
+    assert bench.with_marks(text) == text
+    gpu = {"gpu": "| BF16 | 480,000 | 1 % |\n| BF16, compiled | 575,000 | 1 % |\n"}
+    (mark,) = [mark for mark in bench.marks.MARKS if mark.section == "gpu"]
+    assert bench.marks.line(mark, gpu).endswith("480,000, 575,000 | reached |")

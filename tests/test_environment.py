@@ -172,7 +172,7 @@ def test_whatever_the_code_imports_is_declared(folders, extras):
     lines = chain(PROJECT["dependencies"], *(PROJECT["optional-dependencies"][e] for e in extras))
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
     by_import = metadata.packages_distributions()
-    own = {p.stem for p in (ROOT / "tests").rglob("*.py")} | {"tests", "tinytrain"}
+    own = {p.stem for folder in ("tests", "benchmarks") for p in (ROOT / folder).rglob("*.py")} | {"tests", "tinytrain"}
     for name, path in imported_packages(*folders).items():
         if name in sys.stdlib_module_names or name in own:
             continue

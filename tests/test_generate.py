@@ -92,3 +92,18 @@ def test_what_cannot_be_generated_is_refused(model):
         model.norm.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="logits are not finite: its weights have diverged"):
         generate(model, ids, 1)
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_drawn(model):
+    """256 ids in the model, 250 in the tokenizer; so hot that each is as likely as any other."""
+    ids, hot = torch.zeros(2000, 1, dtype=torch.long), {"temperature": 1e6}
+    assert generate(model, ids, 1, **hot)[:, 1].max() >= 250
+    assert generate(model, ids, 1, **hot, vocab_size=250)[:, 1].max() == 249
+
+    class Fewer(ByteTokenizer):
+        vocab_size = 250
+
+        def decode(self, ids):
+            return max(ids.tolist())
+
+    assert sample(model, Fewer(), "a", 600, **hot) <= 249

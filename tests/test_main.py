@@ -13,6 +13,7 @@ import torch
 
 import tinytrain.commands
 import tinytrain.precision
+import tinytrain.run_model
 from tinytrain.commands import ProgressBar, Train, load_options, main, save_options
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
@@ -286,7 +287,12 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
 
 def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):
     built = []
-    monkeypatch.setattr(tinytrain.commands, "GPT", lambda config: built.append(GPT(config).state_dict()) or GPT(config))
+
+    def build(config):
+        built.append(GPT(config).state_dict())
+        return GPT(config)
+
+    monkeypatch.setattr(tinytrain.run_model, "GPT", build)
     main([*QUICK, *text, "--seed", "7", "--out", str(tmp_path / "run")])
     torch.manual_seed(7)
     assert torch.equal(built[0]["tokens.weight"], GPT(PRESETS["nano"]).tokens.weight)
@@ -339,3 +345,25 @@ def test_what_the_doctor_cannot_look_at_is_told_in_one_line(tmp_path, capsys, co
     if content is not None:
         (tmp_path / "log.jsonl").write_text(content)
     assert words in one_line_error(capsys, "doctor", str(tmp_path), status=2)
+
+
+COMMANDS = ("train", "resume", "sample", "tokens", "plan", "preflight", "doctor")
+
+
+def test_the_help_has_an_example_of_each_command_and_says_what_the_exit_status_means(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert all(f"python -m tinytrain {command} " in told for command in COMMANDS)
+    assert all(f"• {command}" in told for command in COMMANDS)
+    assert all(status in told for status in ("0 done", "1 it could not", "2 the options", "130 interrupted"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_a_command_explains_each_option_without_words_of_python(capsys, command):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    told = capsys.readouterr().out
+    assert "None" not in told and "[STR [STR" not in told
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--no-such-option"])

@@ -1,39 +1,33 @@
-"""The command line: what each command takes, and what it does.
-
-``python -m tinytrain train --preset nano --steps 200 --out runs/first``
-``python -m tinytrain resume runs/first``
-``python -m tinytrain sample runs/first --prompt "To be"``
-``python -m tinytrain tokens my_texts/ --out my_tokens``
-``python -m tinytrain plan --preset 120m --gpu-memory 24``
-``python -m tinytrain preflight my_model.py:build``
-``python -m tinytrain doctor runs/first``
-``torchrun --standalone --nproc-per-node 2 -m tinytrain train --out runs/second``
-"""
+"""The command line: what each command takes, and what it does. ``DESCRIPTION`` has an example of each."""
 
 import io
 import os
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import tyro
 from tqdm import tqdm
 
+from tinytrain.ahead import Ahead
 from tinytrain.bits import bytes_per_target
+from tinytrain.compiled import require_compiler
 from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.device import best_device
-from tinytrain.distributed import LaunchError, launch, rank, shard, under_torchrun, world_size
+from tinytrain.distributed import LaunchError, launch, rank, under_torchrun, world_size
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.option_types import MaybeBool, MaybeInt, shown_as
 from tinytrain.plan_command import Plan, planned
 from tinytrain.precision import LossScaleError
+from tinytrain.run_model import build_model
 from tinytrain.run_options import Train, load_options, save_options
 from tinytrain.run_text import text_of
 from tinytrain.runlog import RunLog
@@ -46,6 +40,24 @@ from tinytrain.watch import preflight as watch
 from tinytrain.watch.doctor import diagnose
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
 
+DESCRIPTION = """\
+Train small language models, look at their runs, and plan larger ones.
+
+An evening, for example:
+  python -m tinytrain preflight my_model.py:build
+  python -m tinytrain train --preset nano --steps 200 --out runs/first
+  python -m tinytrain resume runs/first
+  python -m tinytrain doctor runs/first
+  python -m tinytrain sample runs/first --prompt "To be"
+
+And larger:
+  python -m tinytrain tokens my_texts/ --out my_tokens
+  python -m tinytrain plan --preset 120m --gpu-memory 24
+  torchrun --standalone --nproc-per-node 2 -m tinytrain train --tokens my_tokens --out runs/second
+
+Each command has its own --help. Exit status: 0 done; 1 it could not be done, or what was looked at is not in order;
+2 the options were not understood (doctor: no log could be read); 130 interrupted, and a run can then be resumed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
@@ -53,17 +65,19 @@ class Resume:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run, what --out was"""
-    override: tuple[str, ...] = ()
+    override: Annotated[tuple[str, ...], shown_as("NAME ...")] = ()
     """settings that may differ from those of the run, such as data.text after a change of the corpus"""
     processes: int = 1
     """processes on this machine; their number need not be that of before"""
+    compile: MaybeBool = None
+    """True or False: compile the model, or do not; as the run was begun, if not given"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
     """Test a fresh model, yours or a preset, before its first update; exit status 1 if a line fails."""
 
-    target: tyro.conf.Positional[str | None] = None
+    target: Annotated[tyro.conf.Positional[str | None], shown_as("[MODEL]")] = None
     """module:factory or path/to/file.py:factory; it returns a model, (model, batch) or (model, batch, optimizer)"""
     preset: str = "nano"
     """the model if there is no target: nano, tiny, 27m, 120m, 350m or 7b"""
@@ -79,8 +93,8 @@ class Doctor:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run"""
-    vocab_size: int | None = None
-    """tokens in the vocabulary: the first loss is then compared with its ln"""
+    vocab_size: MaybeInt = None
+    """tokens in the model's vocabulary, with those it was padded by: the first loss is then compared with its ln"""
 
 
 def train(options: Train) -> FitReport:
@@ -88,9 +102,11 @@ def train(options: Train) -> FitReport:
     return _in_processes(options.processes, _train, options)
 
 
-def resume(folder: Path, override: Collection[str] = (), *, processes: int = 1) -> FitReport:
-    """Go on with the run in ``folder``; returns how it ended."""
-    return _in_processes(processes, _resume, folder, tuple(override))
+def resume(
+    folder: Path, override: Collection[str] = (), *, processes: int = 1, compile: bool | None = None
+) -> FitReport:
+    """Go on with the run in ``folder``, compiled or not as it was begun unless told; returns how it ended."""
+    return _in_processes(processes, _resume, folder, tuple(override), compile)
 
 
 def preflight(options: Preflight) -> bool:
@@ -138,8 +154,9 @@ def _train(_rank: int, options: Train) -> FitReport:
     return _run(options)
 
 
-def _resume(_rank: int, folder: Path, override: tuple[str, ...]) -> FitReport:
-    return _run(load_options(folder), resumed=True, override=override)
+def _resume(_rank: int, folder: Path, override: tuple[str, ...], compile: bool | None) -> FitReport:
+    options = load_options(folder)
+    return _run(options if compile is None else replace(options, compile=compile), resumed=True, override=override)
 
 
 def _in_processes(processes: int, function: Callable[..., FitReport], *arguments: Any) -> FitReport:
@@ -174,7 +191,6 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
     if row_length > most:
         raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {most}")
     text = text_of(options, row_length, resumed=resumed)
-    config = replace(PRESETS[options.preset], vocab_size=text.tokenizer.vocab_size, dropout=options.dropout)
     run = TrainConfig(
         total_steps=options.steps,
         max_lr=options.max_lr,
@@ -186,10 +202,8 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
         out=options.out,
     )
     torch.manual_seed(options.seed)
-    model = GPT(config).to(best_device())
-    parameters, first = model.num_parameters(), rank() == 0
-    if options.shard:
-        model = shard(model)
+    model, parameters = build_model(options, text.tokenizer.vocab_size)
+    first = rank() == 0
     data = RowBatches(
         rows=text.train,
         batch_size=options.batch_size,
@@ -200,7 +214,10 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
         print(f"{parameters:,} parameters, {len(text.train.ids):,} tokens of {text.name}", flush=True)
     validation = list(text.valid.batches(64, limit=options.eval_rows)) if text.valid else None
     per_token = bytes_per_target(validation, text.tokenizer.token_bytes()) if validation else None
-    with closing(ProgressBar(options.steps)) as bar:
+    with ExitStack() as stack:
+        bar = stack.enter_context(closing(ProgressBar(options.steps)))
+        if options.prefetch or (options.prefetch is None and best_device().type == "cuda"):
+            data = stack.enter_context(Ahead(data))
         trainer = Trainer(model, data, run, [bar], validation=validation, bytes_per_token=per_token)
         if resumed:
             checkpoint = trainer.resume(override=override)
@@ -230,8 +247,13 @@ def _check(options: Train) -> None:
         raise ValueError(f"seed={options.seed} must be at least 0 and less than 2**63")
     if options.shard and world_size() == 1:
         raise ValueError("shard shares out the weights over processes, and there is one: say --processes 2")
+    for name, value in (("pad_vocab_to", options.pad_vocab_to), ("loss_chunk", options.loss_chunk)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
     if options.out.exists() and not options.out.is_dir():
         raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
+    if options.compile:
+        require_compiler(best_device())
 
 
 class ProgressBar:
@@ -267,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "doctor": Doctor,
         },
         prog="python -m tinytrain",
-        description="Train small language models from the command line.",
+        description=DESCRIPTION,
         args=arguments,
     )
     if isinstance(options, Tokens):
@@ -285,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = (
             train(options)
             if isinstance(options, Train)
-            else resume(options.folder, options.override, processes=options.processes)
+            else resume(options.folder, options.override, processes=options.processes, compile=options.compile)
         )
     except LaunchError as error:
         print(f"tinytrain: process {error.rank} {' '.join(error.cause.split())}", file=sys.stderr)

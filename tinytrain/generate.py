@@ -14,6 +14,9 @@ from tinytrain.observe import observing
 class Tokenizer(Protocol):
     """What ``sample`` needs of a tokenizer."""
 
+    vocab_size: int
+    """ids are 0..vocab_size-1; a model may have more, which no text holds"""
+
     def encode(self, text: str) -> Tensor: ...
     def decode(self, ids: Tensor) -> str: ...
 
@@ -26,12 +29,14 @@ def generate(
     temperature: float = 1.0,
     seed: int = 0,
     max_positions: int | None = None,
+    vocab_size: int | None = None,
 ) -> Tensor:
     """Continue each row of ``ids`` ``[B,T]`` by ``max_new_tokens`` tokens; returns ``[B, T + max_new_tokens]``.
 
     ``temperature`` divides the logits: below 1 the likely tokens get likelier, 0 always takes the likeliest.
     Draws come from a generator of their own, seeded by ``seed``. The model sees the last ``max_positions`` tokens
-    (by default as many as its config says, all if it says nothing).
+    (by default as many as its config says, all if it says nothing). With ``vocab_size`` only ids below it are drawn: of
+    a padded vocabulary, those that the tokenizer has.
 
     Raises ``ValueError`` for an empty prompt and for a negative temperature.
     """
@@ -47,7 +52,7 @@ def generate(
     ids = ids.to(device)
     with observing(model):
         for _ in range(max_new_tokens):
-            logits = logits_of(model(ids[:, -window:]))[:, -1].float()
+            logits = logits_of(model(ids[:, -window:]))[:, -1, :vocab_size].float()
             ids = torch.cat([ids, _draw(logits, temperature, generator)], dim=1)
     return ids
 
@@ -80,5 +85,12 @@ def sample(
     """The prompt and its continuation, as text. The same seed gives the same text."""
     if not prompt:
         raise ValueError("prompt is empty: give at least one character to continue")
-    ids = generate(model, tokenizer.encode(prompt)[None], max_new_tokens, temperature=temperature, seed=seed)
+    ids = generate(
+        model,
+        tokenizer.encode(prompt)[None],
+        max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        vocab_size=tokenizer.vocab_size,
+    )
     return tokenizer.decode(ids[0].cpu())

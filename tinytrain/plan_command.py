@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from tinytrain.model import PRESETS
+from tinytrain.option_types import MaybeFloat, MaybeInt
 from tinytrain.watch.planner import PEAK_TFLOPS, plan
 from tinytrain.watch.planner import Plan as Planned
 
@@ -13,27 +14,27 @@ class Plan:
 
     preset: str = "120m"
     """the model: nano, tiny, 27m, 120m, 350m or 7b"""
-    vocab_size: int | None = None
+    vocab_size: MaybeInt = None
     """tokens of the vocabulary; the preset's if not given"""
-    row_length: int | None = None
+    row_length: MaybeInt = None
     """tokens in a row; the model's positions if not given"""
-    batch_size: int | None = None
+    batch_size: MaybeInt = None
     """rows in an update, over all processes; one micro-batch in each process if not given"""
-    micro_batch_size: int | None = None
+    micro_batch_size: MaybeInt = None
     """rows in one forward and backward pass; the most that --gpu-memory has room for if not given"""
     precision: str = "bf16"
     """width of the forward pass: fp32, bf16 or fp16"""
     recompute: bool = False
     """keep less from the forward pass, and compute it again (activation checkpointing)"""
-    loss_chunk: int | None = None
+    loss_chunk: MaybeInt = None
     """tokens whose logits are held at one time; those of a whole micro-batch if not given"""
     processes: int = 1
     """devices that share each update"""
     shard: bool = False
     """share out weights, gradients and moments over the processes instead of copying them"""
-    gpu_memory: float | None = None
+    gpu_memory: MaybeFloat = None
     """memory of one device, in GiB"""
-    tokens: float | None = None
+    tokens: MaybeFloat = None
     """tokens to read in all, such as 500e6; 20 for each parameter if not given"""
     gpu: str = "h200"
     """the device: h200, h100, a100, l40s, l4, t4, v100, rtx4090 or rtx3090"""

@@ -1,12 +1,15 @@
 """What a run was started with, and the tokenizer it reads its text with: kept in its folder, to be found again."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+import tyro
 
 from tinytrain.corpus import NAMES
 from tinytrain.durable import replace_file
+from tinytrain.option_types import MaybeBool, MaybeInt, MaybeText
 from tinytrain.token_file import require_tokenizer
 from tinytrain.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
 
@@ -14,14 +17,16 @@ OPTIONS = "run.json"
 """file in a run's folder that holds the options it was started with"""
 FINGERPRINT = "tokenizer_fingerprint"
 """what the tokenizer is known by, beside the options"""
-ADDED = {"tokenizer", "vocab_size", "tokens"}
-"""options that the first runs had not: without them, they were on bytes of a corpus"""
+ADDED = {"tokenizer", "vocab_size", "tokens", "pad_vocab_to", "compile", "loss_chunk", "recompute", "prefetch"}
+"""options that earlier runs had not: their defaults are what those runs did"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Train a model on text, and write its log and checkpoints."""
 
+    out: Path
+    """folder for the log and the checkpoints; it must not hold a run yet"""
     preset: str = "nano"
     """the model: nano, tiny, 27m, 120m, 350m or 7b"""
     corpus: str = "shakespeare"
@@ -30,21 +35,21 @@ class Train:
     """which files of a corpus folder are read, such as *.txt"""
     tokenizer: str = "bytes"
     """bytes; bpe, which is learned from the training text; or the path of a tokenizer.json"""
-    vocab_size: int | None = None
+    vocab_size: MaybeInt = None
     """tokens of the vocabulary that bpe learns; 4096 if not given"""
-    tokens: str | None = None
+    tokens: MaybeText = None
     """folder that the tokens command wrote, in place of a corpus and a tokenizer; read where it lies"""
     steps: int = 1000
     """updates"""
     batch_size: int = 16
     """rows in one update"""
-    micro_batch_size: int | None = None
+    micro_batch_size: MaybeInt = None
     """rows in one forward and backward pass; the whole batch if not given"""
-    row_length: int | None = None
+    row_length: MaybeInt = None
     """tokens in a row; the model's positions if not given"""
     max_lr: float = 6e-3
     """learning rate after the warmup"""
-    warmup_steps: int | None = None
+    warmup_steps: MaybeInt = None
     """updates until max_lr is reached; a twentieth of the steps if not given"""
     dropout: float = 0.0
     """share of activations dropped in training"""
@@ -56,6 +61,16 @@ class Train:
     """held-out rows in an evaluation, spread evenly over the held-out text"""
     precision: str = "fp32"
     """width of the forward pass: fp32, bf16 or fp16"""
+    compile: bool = False
+    """fuse the model's operations into fewer and larger ones (torch.compile): faster on a GPU; needs a compiler"""
+    pad_vocab_to: int = 1
+    """round the model's vocabulary up to a multiple of it: 64 makes a GPU faster; ids so added are never written"""
+    loss_chunk: MaybeInt = None
+    """tokens whose logits are held at one time, such as 4096, to save memory; all of a micro-batch if not given"""
+    recompute: bool = False
+    """keep less of the forward pass and compute it again (activation checkpointing): less memory, a third slower"""
+    prefetch: MaybeBool = None
+    """make the next batch while this one is trained on; if not given, only where there is a CUDA device"""
     checkpoint_every: int = 200
     """updates between two checkpoints that the run can be resumed from; one more is written at its end"""
     shard: bool = False
@@ -64,10 +79,8 @@ class Train:
     """of the initial weights, of dropout and of the order of the rows"""
     processes: int = 1
     """processes on this machine that share each update; torchrun starts its own"""
-    prompt: str = "ROMEO\n"
+    prompt: Annotated[str, tyro.conf.arg(help_behavior_hint="(default: ROMEO and a new line)")] = "ROMEO\n"
     """what the sample at the end continues"""
-    out: Path
-    """folder for the log and the checkpoints; it must not hold a run yet"""
 
 
 def save_options(options: Train, tokenizer: Tokenizer | None = None) -> None:
@@ -106,7 +119,8 @@ def _read(folder: Path) -> tuple[Train, str | None]:
     path = folder / OPTIONS
     if not path.is_file():
         raise ValueError(f"{folder} holds no run: there is no {OPTIONS}, which the train command writes")
-    kinds = {field.name: field.type for field in fields(Train) if field.name != "out"} | {FINGERPRINT: str | None}
+    kinds = get_type_hints(Train) | {FINGERPRINT: str | None}
+    del kinds["out"]
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
         if wrong := sorted(set(kinds) - ADDED - {FINGERPRINT} - set(values) | set(values) - set(kinds)):

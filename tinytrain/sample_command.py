@@ -1,6 +1,6 @@
 """``python -m tinytrain sample runs/first``: text from the newest checkpoint of a run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -10,6 +10,8 @@ from tinytrain.checkpoint import Checkpointer
 from tinytrain.device import best_device
 from tinytrain.generate import sample
 from tinytrain.model import GPT, PRESETS
+from tinytrain.option_types import MaybeText
+from tinytrain.run_model import model_config
 from tinytrain.run_options import load_options, load_run_tokenizer
 from tinytrain.train import CHECKPOINTS
 from tinytrain.weights import load_model_state, with_ties
@@ -21,7 +23,7 @@ class Sample:
 
     folder: tyro.conf.Positional[Path]
     """folder of the run"""
-    prompt: str | None = None
+    prompt: MaybeText = None
     """what the text begins with; the run's own prompt if not given"""
     new_tokens: int = 200
     """tokens that are added to the prompt"""
@@ -36,7 +38,7 @@ def sample_run(options: Sample) -> str:
     run, tokenizer = load_options(options.folder), load_run_tokenizer(options.folder)
     if run.preset not in PRESETS:
         raise ValueError(f"preset {run.preset!r} is not one of {', '.join(PRESETS)}")
-    model = GPT(replace(PRESETS[run.preset], vocab_size=tokenizer.vocab_size)).to(best_device())
+    model = GPT(model_config(run, tokenizer.vocab_size)).to(best_device())
     checkpoint, state = Checkpointer(options.folder / CHECKPOINTS).load()
     weights = with_ties(model.state_dict(), state["model"])  # shards hold a tied weight once
     load_model_state(model, weights, source=str(checkpoint.folder))

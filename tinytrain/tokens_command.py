@@ -3,9 +3,11 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
+from tinytrain.option_types import MaybeInt, MaybeText, shown_as
 from tinytrain.token_build import build_tokens
 from tinytrain.token_file import TokenFolder
 
@@ -14,19 +16,19 @@ from tinytrain.token_file import TokenFolder
 class Tokens:
     """Write the tokens of texts to a folder, for texts larger than memory, or to encode them once for many runs."""
 
-    texts: tyro.conf.Positional[tuple[str, ...]]
+    texts: Annotated[tyro.conf.Positional[tuple[str, ...]], shown_as("TEXT ...")]
     """files, folders, or corpora by name (shakespeare, three_kingdoms, python); each file is one document"""
     out: Path
     """folder for the tokens and their tokenizer; it must not be there yet"""
     tokenizer: str = "bytes"
     """bytes; bpe, which is learned from the training part; or the path of a tokenizer.json, of a run for example"""
-    vocab_size: int | None = None
+    vocab_size: MaybeInt = None
     """tokens of the vocabulary that bpe learns; 4096 if not given"""
     pattern: str = "*"
     """which files of a folder are read, such as *.txt"""
     valid_share: float = 0.1
     """share of the text that is held out for evaluation: whole documents where there are ten or more of like size"""
-    dtype: str | None = None
+    dtype: MaybeText = None
     """width of an id on disk: uint8, uint16 or uint32; the narrowest that holds the vocabulary if not given"""
     seed: int = 0
     """of the choice of the documents that are held out"""

@@ -86,8 +86,9 @@ class Trainer:
 
     ``data[n]`` (or ``data(n)``) gives the micro-batches. ``validation`` is a list of batches, or a function that
     returns them. ``callbacks`` are called with each line of the log. The model is trained where it is: move it to a
-    device first. With ``bytes_per_token``, which is ``bytes_per_target`` of the validation batches, the log has
-    ``eval_bits_per_byte`` as well.
+    device first, and call ``compile_blocks`` and ``recompute_activations`` on it if you want them. With
+    ``bytes_per_token``, which is ``bytes_per_target`` of the validation batches, the log has ``eval_bits_per_byte`` as
+    well.
 
     After an interrupt or a Stop, ``fit`` may be called again and goes on with the next batch; after an error in the
     data or in a step, with the same one.

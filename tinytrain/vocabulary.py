@@ -1,7 +1,16 @@
-"""Token ids that no vocabulary has are named before they do harm."""
+"""Token ids that no vocabulary has are named before they do harm; vocabularies of a size that suits a GPU."""
 
 import torch
 from torch import Tensor
+
+
+def rounded_up(vocab_size: int, multiple: int) -> int:
+    """The next multiple of ``multiple``, for a model whose matrices are to fit a GPU's tiles.
+
+    >>> rounded_up(50_257, 64), rounded_up(256, 64), rounded_up(300, 1)
+    (50304, 256, 300)
+    """
+    return -(-vocab_size // multiple) * multiple
 
 
 def check_ids(ids: Tensor, vocab_size: int, source: str = "input_ids") -> None:

@@ -149,6 +149,13 @@ def test_navigation_links_what_is_there_and_lists_the_sections(notebook, tmp_pat
     assert top == f"{way}\n\nIn this notebook: [A number](#A-number) · [What we showed](#What-we-showed)"
 
 
+def test_a_heading_with_code_is_linked_as_jupyterlab_names_it(notebook, tmp_path):
+    """Its id is made from the text that is seen, in which there are no backticks."""
+    notebook.cells.append(new_markdown_cell("## `.half()` by hand"))
+    refresh(notebook, SERIES[1], tmp_path)
+    assert "[`.half()` by hand](#.half()-by-hand)" in notebook.cells[1].source
+
+
 def test_the_first_and_the_last_lesson_have_one_neighbour(notebook, tmp_path):
     refresh(notebook, SERIES[0], tmp_path)
     assert notebook.cells[-1].source == "01 loss (to come) →"

@@ -134,10 +134,15 @@ def _navigation(lesson: Lesson, folder: Path, sections: list[str]) -> tuple[nbfo
         f"{_link(SERIES[after], folder)} →" if after < len(SERIES) else "",
     ]
     line = " · ".join(step for step in steps if step)
-    inside = " · ".join(f"[{title}](#{title.replace(' ', '-')})" for title in sections)
+    inside = " · ".join(f"[{title}](#{_anchor(title)})" for title in sections)
     top, bottom = new_markdown_cell(f"{line}\n\nIn this notebook: {inside}"), new_markdown_cell(line)
     top["id"], bottom["id"] = "nav-top", "nav-bottom"
     return top, bottom
+
+
+def _anchor(title: str) -> str:
+    """A heading's id as JupyterLab makes it: from the text that is seen, so without the marks of code."""
+    return title.replace("`", "").replace(" ", "-")
 
 
 def _link(lesson: Lesson, folder: Path) -> str:
