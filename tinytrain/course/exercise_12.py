@@ -199,6 +199,16 @@ def _strictly(control: Arm, changed: Arm) -> str:
     return "better" if statistics.mean(gains) > 0 else "worse"
 
 
+def _relative(control: Arm, changed: Arm) -> str:
+    gains = [(control[seed] - changed[seed]) / control[seed] for seed in control if seed in changed]
+    return _judged(statistics.mean(gains), statistics.stdev(gains))
+
+
+def _first_three(control: Arm, changed: Arm) -> str:
+    gains = [control[seed] - changed[seed] for seed in control if seed in changed][:3]
+    return _judged(statistics.mean(gains), statistics.stdev(gains))
+
+
 def _shared_by_place(control: Arm, changed: Arm) -> str:
     arms = [[loss for seed, loss in arm.items() if seed in control and seed in changed] for arm in (control, changed)]
     return _by_place(*(dict(enumerate(arm)) for arm in arms))
@@ -220,6 +230,10 @@ _MISTAKES: tuple[tuple[str, Callable[[Arm, Arm], str]], ...] = (
     ("Three spreads, not two.", _with(2.0)),
     ("The spread divides by n - 1 (`statistics.stdev`), not by n.", _with(deviation=statistics.pstdev)),
     ("The mean of the gains is asked for, not their median.", _with(middle=statistics.median)),
+    ("The mean of the gains is asked for, not their sum.", _with(middle=sum)),
+    ("The spread is the standard deviation, not its square.", _with(deviation=statistics.variance)),
+    ("A gain is a difference of losses, not a share of the control's.", _relative),
+    ("Every seed that both arms have counts, not only the first three.", _first_three),
     ("Gains that are all 0 have a spread of 0, and that is no difference: at most three spreads.", _strictly),
 )
 """What an answer that makes a mistake is told, and what it says."""
@@ -239,14 +253,46 @@ def _draw() -> tuple[Arm, Arm]:
 def _clear(control: Arm, changed: Arm) -> bool:
     """Whether the verdict does not hang on the last digits."""
     gains = _gains(control, changed)
-    return abs(abs(statistics.mean(gains)) / (3 * statistics.stdev(gains)) - 1) > 0.01
+    return abs(abs(statistics.mean(gains)) / (3 * statistics.stdev(gains)) - 1) > 0.005
+
+
+def _at(ratio: float, n: int) -> tuple[Arm, Arm]:
+    """Two arms of ``n`` seeds whose mean gain is ``ratio`` spreads."""
+    size = 10 ** random.uniform(-2.5, -0.5)
+    drawn = [random.gauss(0, 1) for _ in range(n)]
+    gains = [size * (ratio + (z - statistics.mean(drawn)) / statistics.stdev(drawn)) for z in drawn]
+    return _of(gains, [random.uniform(2.0, 5.0) for _ in gains])
+
+
+def _of(gains: list[float], levels: list[float], *, mixed: bool = True) -> tuple[Arm, Arm]:
+    seeds = random.sample(range(100), len(gains))
+    control = dict(zip(seeds, levels, strict=True))
+    changed = {seed: control[seed] - gain for seed, gain in zip(seeds, gains, strict=True)}
+    return control, {seed: changed[seed] for seed in random.sample(seeds, len(seeds))} if mixed else changed
+
+
+def _telling() -> list[tuple[Arm, Arm]]:
+    """Arms on both sides of three spreads, some at very unequal levels, and some whose first three pairs mislead."""
+    sign, size = random.choice([-1, 1]), random.uniform(0.02, 0.1)
+    cases = [_at(side * ratio, n) for ratio in (2.2, 2.7, 2.97, 3.03) for side in (-1, 1) for n in (3, 6)]
+    near = [size * random.uniform(0.9, 1.1) for _ in range(6)]
+    cases.append(_of([sign * g for g in near[:3]] + [-sign * g for g in near[3:]], [3.0] * 6, mixed=False))
+    levels = [random.uniform(1, 2), random.uniform(8, 12), random.uniform(1, 2), random.uniform(8, 12)]
+    cases.append(_of([sign * g for g in near[:4]], levels))
+    cases.append(_of([sign * 0.05 * level * random.uniform(0.95, 1.05) for level in levels], levels))
+    return cases
+
+
+_PREDICTED = {0: 3.1, 1: 3.4, 2: 3.7}, {0: 3.0, 1: 3.2, 2: 3.7}
+"""the losses in the task"""
 
 
 def _cases() -> list[tuple[Arm, Arm]]:
-    """Equal arms, gains that are all alike, and arms drawn until each mistake errs and no two say the same of all."""
+    """The task's, then telling ones, and arms drawn until each mistake errs and no two say the same of all."""
     level = {seed: random.randint(20, 40) / 8 for seed in random.sample(range(100), 4)}
     step = random.randint(1, 8) / 8
     cases = [(dict(level), {seed: loss + by for seed, loss in level.items()}) for by in (0.0, step, -step)]
+    cases += _telling()
     judges = [_with(), *(mistake for _, mistake in _MISTAKES)]
     said = [tuple(judge(*case) for case in cases) for judge in judges]
     while len(set(said)) < len(said):
@@ -256,29 +302,45 @@ def _cases() -> list[tuple[Arm, Arm]]:
             cases, said = [*cases, case], longer
     cases += [case for case in (_draw() for _ in range(20)) if _clear(*case)]
     random.shuffle(cases)
-    return cases
+    return [_PREDICTED, *cases]
 
 
 def check_what_it_did(answer: Callable[[Arm, Arm], str], report: Report) -> None:
     """Arms drawn anew, about which all likely mistakes err, each in its own way."""
     cases, right = _cases(), _with()
-    values = []
+    values, untouched = [], True
     for control, changed in cases:
-        kept = list(control.items()), list(changed.items())
-        value = answer(control, changed)
-        is_word = isinstance(value, str) and value in _WORDS
-        report.need(
-            "returns one of the three", is_word, f"It returned {value!r}; wanted is one of {', '.join(_WORDS)}."
-        )
-        same = (list(control.items()), list(changed.items())) == kept
-        report.need("the arms are as before", same, "Something wrote into an arm.")
-        values.append(str(value))
-    agree = {told: sum(m(*c) == v for c, v in zip(cases, values, strict=True)) for told, m in reversed(_MISTAKES)}
-    agree |= {_PAIR: max(sum(m(*c) == v for c, v in zip(cases, values, strict=True)) for _, m in _MISTAKES[:2])}
-    nearest = max(agree, key=agree.__getitem__)
+        given = dict(control), dict(changed)
+        try:
+            values.append(answer(*given))
+        except ZeroDivisionError:
+            told = "Gains that are all alike have a spread of 0: nothing can be divided by it."
+            report.need("gains may be all alike", False, told)
+        untouched &= [list(arm.items()) for arm in given] == [list(control.items()), list(changed.items())]
+    odd = [value for value in values if not (isinstance(value, str) and value in _WORDS)]
+    told = f"It returned {odd[0]!r}; wanted is one of {', '.join(_WORDS)}." if odd else ""
+    report.need("returns one of the three", not odd, told)
+    report.need("the arms are as before", untouched, "Something wrote into an arm.")
+    likely = _likely(cases, values)
+    told = " and ".join(", ".join(map(str, arm.values())) for arm in _PREDICTED)
+    report.that(f'the prediction: of {told} it says "{right(*_PREDICTED)}"', values[0] == right(*_PREDICTED), likely)
     for word in _WORDS:
         ours = [value == word for case, value in zip(cases, values, strict=True) if right(*case) == word]
-        report.that(f'"{word}" is said in {len(ours)} of {len(ours)} such cases', all(ours), nearest)
+        report.that(f'"{word}" is said in {len(ours)} of {len(ours)} such cases', all(ours), likely)
+
+
+def _likely(cases: list[tuple[Arm, Arm]], values: list[str]) -> str:
+    """What the mistake is told that says the same of every case; if there is none, the first case that is wrong."""
+    for told, mistake in _MISTAKES:
+        if all(mistake(*case) == value for case, value in zip(cases, values, strict=True)):
+            return told
+    for case, value in zip(cases, values, strict=True):
+        if value != (wanted := _with()(*case)):
+            gains = _gains(*case)
+            told = f"{', '.join(f'{gain:.4g}' for gain in gains)}, mean {statistics.mean(gains):.4g}"
+            spread = statistics.stdev(gains)
+            return f'Gains {told}, spread {spread:.4g}: wanted is "{wanted}", and it returned "{value}".'
+    return ""
 
 
 EXERCISES = (

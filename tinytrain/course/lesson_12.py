@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from functools import cache
-from itertools import accumulate, combinations
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import nn
 from tinytrain.bits import bytes_per_target
 from tinytrain.bpe import BPETokenizer, pieces_of, thinned
 from tinytrain.corpus import Corpus, load_corpus
+from tinytrain.course.rules import SPREADS
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.distributed.group import rank
 from tinytrain.generate import generate, sample
@@ -80,10 +81,18 @@ def model_of(seed: int = 0, *, kind: str = "bpe", **changes: Any) -> GPT:
 # The main run, as the notebook writes it, for processes of their own.
 
 
+def validation_of(kind: str = "bpe", rows: int = 256) -> list[dict[str, torch.Tensor]]:
+    """The first ``rows`` held-out rows of BPE tokens, or as many rows of bytes as hold the same text, in batches."""
+    pieces = list(held_out_rows().batches(64, limit=rows))
+    if kind == "bpe":
+        return pieces
+    n_bytes = rows * bytes_per_target(pieces, tokenizer_of("bpe").token_bytes())
+    return list(_rows(kind, 1).batches(64, limit=round(n_bytes)))
+
+
 def uninterrupted(*, steps: int, kind: str = "bpe") -> dict[str, Any]:
     """The main run in one go: no look at it, no sample, no evaluation but the last, in bits per byte."""
-    train, held_out = rows_of(kind)
-    validation = list(held_out.batches(64, limit=256))
+    train, validation = _rows(kind, 0), validation_of(kind)
     config = TrainConfig(total_steps=steps, max_lr=LR, warmup_steps=steps // 10, **RECIPE)
     records: list[dict[str, Any]] = []
     Trainer(
@@ -129,7 +138,8 @@ def word_shares(model: nn.Module, sets: Sequence[int], *, seed: int = 0, new_tok
     """For each set of four prompts: the share of words in their continuations that the training text has.
 
     ``sets`` numbers the sets: the same number gives the same prompts, eight tokens each, from held-out text. The draws
-    differ from set to set, also where the prompts do not. The last word of each text, which may be cut, does not count.
+    differ from set to set, also where the prompts do not. The first and the last word of each text, which may be cut,
+    and single letters do not count.
     """
     rows = held_out_rows()
     places = [torch.randint(len(rows), (4,), generator=torch.Generator().manual_seed(n)).tolist() for n in sets]
@@ -138,6 +148,7 @@ def word_shares(model: nn.Module, sets: Sequence[int], *, seed: int = 0, new_tok
     shares = []
     for texts in written.split(4):
         found = [word.lower() for ids in texts for word in WORD.findall(tokenizer_of().decode(ids))[1:-1]]
+        found = [word for word in found if len(word) > 1]
         shares.append(sum(word in words() for word in found) / max(1, len(found)))
     return shares
 
@@ -149,20 +160,21 @@ def brought_in(_rank: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     """The baseline of ``settings["steps"]`` updates with what else ``settings`` name, in as many processes as call it.
 
     ``precision``; ``micro_batch_size``, rows in one pass; ``seed``; ``cleared``: gradients are set to zero before each
-    micro-batch, so that only the last one of a batch counts.
+    micro-batch, so that only the last one of a batch counts, while the loss in the log is that of all.
     """
     micro, seed, steps = (
         settings.get(name, usual) for name, usual in (("micro_batch_size", None), ("seed", 0), ("steps", 60))
     )
-    whole = RowBatches(rows=rows_of()[0], batch_size=BATCH_SIZE, micro_batch_size=micro, seed=seed)
-    data = (lambda n: whole[n][-1:]) if settings.get("cleared") else whole
+    data = RowBatches(rows=rows_of()[0], batch_size=BATCH_SIZE, micro_batch_size=micro, seed=seed)
     config = TrainConfig(
         total_steps=steps, max_lr=LR, warmup_steps=steps // 10, precision=settings.get("precision", "fp32"), **RECIPE
     )
     losses: list[float] = []
     model = model_of(seed)
+    if settings.get("cleared"):
+        model.register_forward_pre_hook(lambda module, _given: module.zero_grad())
     Trainer(model, data, config, [lambda record: losses.append(record["loss"])]).fit()
-    held_out = evaluate(model, held_out_rows().batches(64, limit=256)).loss if rank() == 0 else 0.0
+    held_out = evaluate(model, validation_of()).loss if rank() == 0 else 0.0
     return {"losses": losses, "held_out": held_out}
 
 
@@ -252,29 +264,41 @@ def compared(
     return found
 
 
-def in_wrong_order(runs: Sequence[Mapping[str, Any]], at: float) -> float:
-    """Share of the pairs of ``runs`` whose order at the share ``at`` of the run is not that of the end."""
-    pairs = list(combinations(runs, 2))
+def in_wrong_order(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], at: float) -> float:
+    """Share of the pairs of runs whose order at the share ``at`` of the run is not that of the end."""
     wrong = [(a["evals"][at] < b["evals"][at]) != (a["held_out"] < b["held_out"]) for a, b in pairs]
     return sum(wrong) / len(wrong)
 
 
 # The log of experiments.
 
+HELD = ("yes", "no", "not seen")
+
+
+def held(gain: float, spread: float) -> str:
+    """Whether "this gains" held: "yes" or "no" where ``gain`` is three spreads or more from 0, else "not seen"."""
+    if abs(gain) < SPREADS * spread:
+        return "not seen"
+    return "yes" if gain > 0 else "no"
+
 
 class ExperimentLog:
     """Dated entries, one JSON line each, that are added and never changed."""
 
-    COLUMNS = ("date", "hypothesis", "change", "result", "kept")
+    COLUMNS = ("date", "hypothesis", "change", "result", "held", "kept")
 
     def __init__(self, path: Path) -> None:
         self.path, self.entries = path, []
 
-    def add(self, *, hypothesis: str, change: str, result: str, kept: bool) -> None:
-        """Write an entry: what was expected, the one thing that was changed, what was measured, whether it stays."""
-        day = date.today().isoformat()
-        words = "yes" if kept else "no"
-        entry = dict(zip(self.COLUMNS, (day, hypothesis, change, result, words), strict=True))
+    def add(self, *, hypothesis: str, change: str, result: str, held: str, kept: bool) -> None:
+        """Write an entry: what was expected, the one thing that was changed, and what was measured.
+
+        ``held`` says whether the hypothesis did: "yes", "no" or "not seen". ``kept`` says whether the change stays.
+        """
+        if held not in HELD:
+            raise ValueError(f"held={held!r} must be one of {', '.join(HELD)}")
+        day, words = date.today().isoformat(), "yes" if kept else "no"
+        entry = dict(zip(self.COLUMNS, (day, hypothesis, change, result, held, words), strict=True))
         self.entries.append(entry)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
@@ -284,7 +308,8 @@ class ExperimentLog:
 
     def _repr_markdown_(self) -> str:
         head = f"| {' | '.join(self.COLUMNS)} |\n|{':---|' * len(self.COLUMNS)}\n"
-        return head + "\n".join(f"| {' | '.join(row)} |" for row in self._rows())
+        unbroken = ([row[0].replace("-", "\u2011"), *row[1:]] for row in self._rows())  # hyphens that end no line
+        return head + "\n".join(f"| {' | '.join(row)} |" for row in unbroken)
 
     def __repr__(self) -> str:
         return "\n".join("; ".join(row) for row in self._rows())
@@ -306,9 +331,11 @@ def show_recorded(runs: Sequence[Mapping[str, Any]]) -> None:
             print("  not recorded yet")
             continue
         print(
-            f"  {found['date']}: {found['updates']:,} updates, {found['minutes']:.0f} minutes, "
+            f"  {found['date']}: {found['updates']:,} updates, {found['minutes']:.1f} minutes, "
             f"{found['nats']:.3f} nats a token, {found['bits_per_byte']:.3f} bits a byte"
         )
+        if "bits_on_all" in found:
+            print(f"  the same weights on all of the held-out text: {found['bits_on_all']:.3f} bits a byte")
         print("  " + " / ".join(line for line in found["sample"] if line))
 
 

@@ -88,6 +88,18 @@ def strictly(control, changed):
     return "better" if statistics.mean(gains) > 0 else "worse"
 
 
+def divides(control, changed):
+    gains = paired(control, changed)
+    ratio = statistics.mean(gains) / statistics.stdev(gains)
+    return "no difference" if abs(ratio) <= 3 else "better" if ratio > 0 else "worse"
+
+
+def pops(control, changed):
+    said = what_it_did(control, changed)
+    control.popitem()
+    return said
+
+
 def swapped(control, changed):
     return what_it_did(changed, control)
 
@@ -133,11 +145,35 @@ WRONG = {
         "population deviation": (lambda a, b: judge(paired(a, b), deviation=statistics.pstdev), "`statistics.stdev`"),
         "two spreads": (lambda a, b: judge(paired(a, b), times=2), "Three spreads, not two"),
         "median": (lambda a, b: judge(paired(a, b), middle=statistics.median), "not their median"),
+        "sum": (lambda a, b: judge(paired(a, b), middle=sum), "not their sum"),
+        "relative gains": (
+            lambda a, b: judge([(a[seed] - b[seed]) / a[seed] for seed in a if seed in b]),
+            "not a share of the control's",
+        ),
+        "first three pairs": (lambda a, b: judge(paired(a, b)[:3]), "not only the first three"),
+        "2.9 spreads": (lambda a, b: judge(paired(a, b), times=2.9), 'wanted is "no difference"'),
+        "2.5 spreads": (lambda a, b: judge(paired(a, b), times=2.5), 'wanted is "no difference"'),
+        "3.2 spreads": (lambda a, b: judge(paired(a, b), times=3.2), 'it returned "no difference"'),
+        "half the range": (lambda a, b: judge(paired(a, b), deviation=lambda g: (max(g) - min(g)) / 2), "Gains "),
+        "mean deviation": (
+            lambda a, b: judge(
+                paired(a, b), deviation=lambda g: statistics.mean(abs(x - statistics.mean(g)) for x in g)
+            ),
+            "spread",
+        ),
+        "variance": (lambda a, b: judge(paired(a, b), deviation=statistics.variance), "not its square"),
+        "divides by the spread": (divides, "all alike have a spread of 0"),
+        "writes into an arm": (pops, "wrote into an arm"),
         "strictly": (strictly, "a spread of 0, and that is no difference"),
         "another word": (lambda a, b: "kept", "wanted is one of"),
     },
 }
 RIGHT = {
     1: {"in whole numbers": in_whole_numbers},
-    2: {"in NumPy": in_numpy},
+    2: {
+        "in NumPy": in_numpy,
+        "with room for rounding": lambda a, b: judge(
+            paired(a, b), times=1, deviation=lambda g: 3 * statistics.stdev(g) + 1e-12
+        ),
+    },
 }
