@@ -12,12 +12,14 @@ from tinytrain.course.lesson_12 import (
     compared,
     dirt_alone,
     dirtied,
+    held,
     in_wrong_order,
     model_of,
     parts,
     record,
     recorded,
     result_of,
+    same_text,
     scrambled,
     share_of_dirt,
     show_recorded,
@@ -74,14 +76,43 @@ def test_the_arms_of_a_comparison_differ_in_what_was_asked_for():
 
 def test_accumulation_is_the_same_run_and_cleared_gradients_are_not():
     whole, pieces = alone(steps=3), alone(steps=3, micro_batch_size=4)
-    cleared = alone(steps=3, micro_batch_size=4, cleared=True)
     assert whole["losses"] == pytest.approx(pieces["losses"], abs=1e-5)
-    assert max(abs(a - b) for a, b in zip(whole["losses"], cleared["losses"], strict=True)) > 1e-3
+    assert alone(steps=3, cleared=True) == whole, "with one micro-batch there is nothing to lose"
+
+
+def test_a_run_whose_gradients_are_cleared_logs_the_loss_of_all_rows_and_learns_from_the_last_ones(monkeypatch):
+    losses, norms, trainer_of = [], [], lesson_12.Trainer
+
+    def watched(*given, **named):
+        trainer = trainer_of(*given, **named)
+        trainer.callbacks += (lambda record: norms.append(record["grad_norm"]),)
+        return trainer
+
+    monkeypatch.setattr(lesson_12, "Trainer", watched)
+    for cleared in (False, True):
+        losses.append(alone(steps=3, micro_batch_size=4, cleared=cleared)["losses"])
+    sound, faulty = losses
+    assert sound[0] == faulty[0] and all(abs(a - b) > 1e-4 for a, b in zip(sound[1:], faulty[1:], strict=True))
+    assert norms[3] < 0.6 * norms[0], "the gradient is that of a quarter of the rows, over all targets"
+
+
+def test_bytes_and_pieces_are_evaluated_on_the_same_text():
+    def text(kind):
+        batches = same_text(kind, 5_000)
+        first, targets = batches[0]["input_ids"][0, :1], [b["labels"][b["labels"] >= 0] for b in batches]
+        return tokenizer_of(kind).decode(torch.cat([first, *targets]))
+
+    assert text("bpe") == text("bytes") == parts()[1].text[:5_000]
 
 
 def test_pairs_in_another_order_than_at_the_end_are_counted():
-    runs = [{"evals": {0.5: now}, "held_out": end} for now, end in ((1.0, 3.0), (2.0, 2.0), (3.0, 4.0))]
-    assert in_wrong_order(runs, 0.5) == pytest.approx(1 / 3)
+    one, two, three = ({"evals": {0.5: now}, "held_out": end} for now, end in ((1.0, 3.0), (2.0, 2.0), (3.0, 4.0)))
+    assert in_wrong_order([(one, two), (one, three), (two, three)], 0.5) == pytest.approx(1 / 3)
+    assert in_wrong_order([(two, one)], 0.5) == 1 and in_wrong_order([(one, three)], 0.5) == 0
+
+
+def test_what_lies_within_three_spreads_is_not_seen():
+    assert [held(gain, 0.1) for gain in (0.29, -0.29, 0.31, -0.31)] == ["not seen", "not seen", "yes", "no"]
 
 
 def test_samples_are_taken_at_evaluations_and_are_the_same_for_the_same_weights():
@@ -101,12 +132,17 @@ def test_shares_of_words_are_shares_and_draws_differ():
 
 def test_the_log_has_a_date_and_keeps_what_was_written(tmp_path):
     log = ExperimentLog(tmp_path / "log.jsonl")
-    log.add(hypothesis="a", change="b", result="c", kept=False)
-    log.add(hypothesis="d", change="e", result="f", kept=True)
+    log.add(hypothesis="a", change="b", result="c", held="not seen", kept=False)
+    log.add(hypothesis="d", change="e", result="f", held="yes", kept=True)
     lines = [json.loads(line) for line in log.path.read_text(encoding="utf-8").splitlines()]
     assert lines == log.entries and [line["kept"] for line in lines] == ["no", "yes"]
+    assert [line["held"] for line in lines] == ["not seen", "yes"]
     assert all(len(line["date"]) == 10 for line in lines)
-    assert log._repr_markdown_().count("\n") == 3 and "| d | e | f | yes |" in log._repr_markdown_()
+    shown = log._repr_markdown_()
+    assert shown.count("\n") == 3 and "| d | e | f | yes | yes |" in shown
+    assert lines[0]["date"] not in shown and lines[0]["date"].replace("-", "\u2011") in shown, "a date is not broken"
+    with pytest.raises(ValueError, match="held='perhaps' must be one of yes, no, not seen"):
+        log.add(hypothesis="a", change="b", result="c", held="perhaps", kept=False)
 
 
 def test_a_long_run_is_recorded_at_its_place(tmp_path, monkeypatch, capsys):

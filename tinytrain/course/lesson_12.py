@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tinytrain.bits import bytes_per_target
+from tinytrain.bits import bits_per_byte, bytes_per_target
 from tinytrain.bpe import BPETokenizer, pieces_of, thinned
 from tinytrain.corpus import Corpus, load_corpus
 from tinytrain.course.rules import SPREADS
@@ -81,32 +81,31 @@ def model_of(seed: int = 0, *, kind: str = "bpe", **changes: Any) -> GPT:
 # The main run, as the notebook writes it, for processes of their own.
 
 
-def validation_of(kind: str = "bpe", rows: int = 256) -> list[dict[str, torch.Tensor]]:
-    """The first ``rows`` held-out rows of BPE tokens, or as many rows of bytes as hold the same text, in batches."""
-    pieces = list(held_out_rows().batches(64, limit=rows))
-    if kind == "bpe":
-        return pieces
-    n_bytes = rows * bytes_per_target(pieces, tokenizer_of("bpe").token_bytes())
-    return list(_rows(kind, 1).batches(64, limit=round(n_bytes)))
+def same_text(kind: str, characters: int = 100_000) -> list[dict[str, torch.Tensor]]:
+    """Rows that hold the same stretch of held-out text whatever the kind of token, in batches."""
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer.encode(parts()[1].text[:characters])
+    return list(TokenRows(ids, ROW_LENGTH, tokenizer.vocab_size).batches(64))
 
 
 def uninterrupted(*, steps: int, kind: str = "bpe") -> dict[str, Any]:
-    """The main run in one go: no look at it, no sample, no evaluation but the last, in bits per byte."""
-    train, validation = _rows(kind, 0), validation_of(kind)
+    """The main run in one go: no look at it, no sample, no evaluation but the last; ``bits`` are of ``same_text``."""
+    train, held_out = rows_of(kind)
+    model, text = model_of(kind=kind), same_text(kind)
     config = TrainConfig(total_steps=steps, max_lr=LR, warmup_steps=steps // 10, **RECIPE)
     records: list[dict[str, Any]] = []
     Trainer(
-        model_of(kind=kind),
+        model,
         RowBatches(rows=train, batch_size=BATCH_SIZE, micro_batch_size=BATCH_SIZE // 4),
         config,
         [records.append],
-        validation=validation,
-        bytes_per_token=bytes_per_target(validation, tokenizer_of(kind).token_bytes()),
+        validation=list(held_out.batches(64, limit=256)),
     ).fit()
+    per_token = bytes_per_target(text, tokenizer_of(kind).token_bytes())
     return {
         "losses": [record["loss"] for record in records],
         "eval_loss": records[-1]["eval_loss"],
-        "bits": records[-1]["eval_bits_per_byte"],
+        "bits": bits_per_byte(evaluate(model, text).loss, per_token),
     }
 
 
@@ -174,7 +173,7 @@ def brought_in(_rank: int, settings: Mapping[str, Any]) -> dict[str, Any]:
     if settings.get("cleared"):
         model.register_forward_pre_hook(lambda module, _given: module.zero_grad())
     Trainer(model, data, config, [lambda record: losses.append(record["loss"])]).fit()
-    held_out = evaluate(model, validation_of()).loss if rank() == 0 else 0.0
+    held_out = evaluate(model, held_out_rows().batches(64, limit=256)).loss if rank() == 0 else 0.0
     return {"losses": losses, "held_out": held_out}
 
 
@@ -224,7 +223,7 @@ def share_of_dirt(characters: int, dirt: float) -> float:
     return len(dirt_alone(characters, dirt).ids) / len(dirtied(characters, dirt).ids)
 
 
-LOOKS = (0.08, 0.25, 0.5, 0.75)
+LOOKS = (0.08, 0.25, 0.5)
 """shares of a run at which ``compared`` evaluates; the first lies in every warmup"""
 
 
