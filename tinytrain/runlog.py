@@ -26,7 +26,7 @@ FIELDS = {
     "tokens": "target tokens of this update",
     "positions": "positions of this update, padding included, in all processes",
     "tokens_seen": "target tokens of all updates so far",
-    "tokens_per_second": "target tokens over the seconds from one batch to the next, evaluation left out",
+    "tokens_per_second": "target tokens over seconds_data and seconds_step together",
     "seconds_data": "seconds spent waiting for this batch",
     "seconds_step": "seconds spent on the update itself",
     "seconds_communication": "seconds after the last gradient was computed, until all were exchanged (CPUs only)",
@@ -46,7 +46,9 @@ FIELDS = {
 
 
 class RunLog:
-    """Writes a run's lines; each is on disk when ``write`` returns. Use it as a context manager.
+    """Writes a run's lines. Use it as a context manager.
+
+    Once ``write`` has returned, no kill takes the line away; after ``sync``, no power cut does.
 
     With ``after=n`` the log in ``folder`` goes on behind the line of batch n: lines behind it, which a resumed run
     makes again, are dropped, and so is a line that a kill cut off. Without ``after`` a new log begins, and
