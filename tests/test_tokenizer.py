@@ -50,7 +50,7 @@ def test_a_saved_tokenizer_is_the_same_when_it_is_loaded(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b'{"model": {"type": "bytes2"}}', b"\xff", b"null", b'"a"']
+    "content", [b"", b"{", b"[]", b"{}", b'{"model": {"type": "bytes2"}}', b"\xff", b"null", b'"a"', b"[" * 100_000]
 )
 def test_what_is_no_tokenizer_file_is_named(tmp_path, content):
     (tmp_path / "tokenizer.json").write_bytes(content)

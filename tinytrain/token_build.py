@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,8 @@ def build_tokens(
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished_{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
+    for left in sorted(out.parent.glob(f".{escape(out.name)}.unfinished_*")):  # of another machine, perhaps
+        warnings.warn(f"{left} is of a build that was killed, or still runs: if none does, remove it", stacklevel=2)
     unfinished.mkdir()
     try:
         with _bar("writing", sum(document.characters for document in documents), quiet) as bar:

@@ -100,7 +100,10 @@ class TokenFile:
         self._checksum, self._text = checksum, text
         self._type = np.dtype(dtype).newbyteorder("<")
         # Kept open: if another file takes its name, this run goes on with this one.
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is gone, and the manifest beside it names it. {CURE}") from None
         weakref.finalize(self, os.close, self._file)
         self._require_size(exactly=True)
 
@@ -236,6 +239,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError(f"its checksum is {found}, not {manifest.get('checksum')!r}")
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}, and {FORMAT} is what can be read here")
+        if gone := {"tokenizer", "dtype"} - set(manifest):
+            raise ValueError(f"it has no {min(gone)}")
         for name, facts in manifest["parts"].items():
             if name not in PARTS or not (type(facts["tokens"]) is int and facts["tokens"] > 0):
                 raise ValueError(f"part {name!r} with {facts['tokens']!r} ids")
@@ -244,5 +249,5 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if type(manifest["vocab_size"]) is not int or "train" not in manifest["parts"]:
             raise ValueError("it names no vocabulary or no training part")
         return manifest
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TokenFileError(f"{path} is damaged ({error}). {CURE}") from None

@@ -96,7 +96,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or no tokenizer file ({error}): take a whole one") from None
     if content == {"model": {"type": "bytes"}}:
         return ByteTokenizer()
