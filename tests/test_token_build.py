@@ -197,6 +197,12 @@ def test_a_file_that_changes_between_the_two_readings_is_named(tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
+def test_paths_may_be_text_and_one_input_needs_no_list(tmp_path):
+    folder = texts(tmp_path / "t", "one two")
+    built = build_tokens(folder, str(tmp_path / "out"), valid_share=0, quiet=True)
+    assert built.path == tmp_path / "out" and built.manifest["parts"]["train"]["documents"] == 1
+
+
 def test_what_a_killed_build_left_is_named_and_stays(tmp_path):
     (left := tmp_path / ".out.unfinished_1").mkdir()
     with pytest.warns(UserWarning, match=r"\.out\.unfinished_1 is of a build that was killed, or .*: if none does"):

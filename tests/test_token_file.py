@@ -270,6 +270,14 @@ def test_a_part_that_there_is_none_of_is_none(folder):
     assert open_tokens(folder).part("valid") is None
 
 
+def test_what_no_folder_or_file_of_tokens_has_is_named(folder):
+    built = open_tokens(str(folder))  # text is a path, too
+    with pytest.raises(ValueError, match="part 'validation' is not one of train, valid"):
+        built.part("validation")
+    with pytest.raises(TypeError, match=r"train\.bin: \[3\] is no slice"):
+        built.part("train")[3]
+
+
 def test_a_manifest_is_written_whole(folder):
     before = (folder / "manifest.json").read_text()
     facts = json.loads(before)

@@ -108,9 +108,9 @@ class BPETokenizer:
         """The text of a ``tokenizer.json``, which Hugging Face's libraries read as well."""
         return self._inner.to_str(pretty=True)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a file from which ``load_tokenizer`` makes the same tokenizer."""
-        replace_file(path, self.to_json().encode())
+        replace_file(Path(path), self.to_json().encode())
 
     def encode(self, text: str) -> Tensor:
         """Ids ``[n]``, int64. Raises ``ValueError`` for a lone surrogate, which UTF-8 cannot hold."""

@@ -57,8 +57,8 @@ class Stretch:
 
 
 def build_tokens(
-    inputs: Sequence[str],
-    out: Path,
+    inputs: str | Sequence[str],
+    out: str | Path,
     *,
     tokenizer: str = "bytes",
     vocab_size: int | None = None,
@@ -81,6 +81,7 @@ def build_tokens(
     The folder is written under a temporary name and renamed when it is whole. Raises ``FileExistsError`` if ``out`` is
     there, and ``ValueError`` for text that is none, a share outside 0 to 1, and a ``dtype`` that is too narrow.
     """
+    out = Path(out)
     if not 0.0 <= valid_share < 1.0:
         raise ValueError(f"valid_share={valid_share} must be at least 0 and less than 1")
     if out.exists():
@@ -92,7 +93,7 @@ def build_tokens(
         made = choose_tokenizer(tokenizer, [], vocab_size)
         wanted = made.vocab_size
     check_dtype(dtype_for(wanted) if dtype is None else dtype, wanted)
-    sources = sources_of(inputs, pattern)
+    sources = sources_of([inputs] if isinstance(inputs, str) else inputs, pattern)
     documents = _look_at(sources, quiet)
     parts, by = divide(documents, valid_share, seed)
     if made is None:

@@ -117,6 +117,8 @@ class TokenFile:
 
     def __getitem__(self, part: slice) -> Tensor:
         """The ids ``part.start`` to ``part.stop``, ``[n]`` int64, a copy. Raises ``TokenFileError`` if cut short."""
+        if not isinstance(part, slice):
+            raise TypeError(f"{self.path}: [{part!r}] is no slice: read [start:stop], a tensor of ids")
         start, stop, step = part.indices(self.tokens)
         width, n = self._type.itemsize, max(stop - start, 0)
         if step != 1:
@@ -177,7 +179,9 @@ class TokenFolder:
     tokenizer: Tokenizer
 
     def part(self, name: str) -> TokenFile | None:
-        """``"train"`` or ``"valid"``; None for held-out text that there is none of."""
+        """``"train"`` or ``"valid"``; None for held-out text that there is none of. ``ValueError`` for another name."""
+        if name not in PARTS:
+            raise ValueError(f"part {name!r} is not one of {', '.join(PARTS)}")
         if (facts := self.manifest["parts"].get(name)) is None:
             return None
         return TokenFile(
@@ -197,12 +201,13 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     replace_file(folder / MANIFEST, text.encode())
 
 
-def open_tokens(folder: Path) -> TokenFolder:
+def open_tokens(folder: str | Path) -> TokenFolder:
     """The tokens in ``folder``. Nothing but the manifest and the tokenizer is read.
 
     Raises ``FileNotFoundError`` if there are none, and ``TokenFileError`` for a damaged manifest, a tokenizer that is
     not the one the ids were made with, or a type too narrow for the vocabulary.
     """
+    folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no tokens: there is no {MANIFEST}, which the tokens command writes")
