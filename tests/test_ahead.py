@@ -89,6 +89,13 @@ def test_what_else_the_data_has_is_passed_on_and_nothing_is_invented():
         assert not hasattr(ahead, "share") and not hasattr(ahead, "place")
 
 
+def test_a_closed_one_says_so():
+    with Ahead([["a"], ["b"]], pin=False) as batches:
+        assert batches[0] == ["a"]
+    with pytest.raises(ValueError, match="batch 1 is asked of an Ahead that is closed: make a new one"):
+        batches[1]
+
+
 def test_a_run_is_the_same_run_also_after_a_resume(tmp_path):
     def trained(out, data, steps, resumed=False):
         torch.manual_seed(0)

@@ -316,6 +316,8 @@ def test_a_file_with_anything_changed_is_refused_or_gives_back_every_text(tokeni
 def test_what_cannot_be_learned_or_decoded_is_named(tokenizer):
     with pytest.raises(ValueError, match="vocab_size=256 must be at least 257"):
         BPETokenizer.learn(TEXTS, 256)
+    with pytest.raises(ValueError, match="vocab_size=5000000000 is more than the 8,000,000 bytes of text it is "):
+        BPETokenizer.learn(TEXTS, 5_000_000_000)  # for which the library would abort the process
     for nothing in ([], [""]):
         with pytest.raises(ValueError, match="no text to learn a vocabulary from"):
             BPETokenizer.learn(nothing, 300)

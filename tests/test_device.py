@@ -1,9 +1,10 @@
 import psutil
+import pytest
 import torch
 from torch import nn
 
 from tinytrain import device
-from tinytrain.device import best_device, device_of, memory_bytes, memory_limit, to_device
+from tinytrain.device import best_device, device_of, is_out_of_memory, memory_bytes, memory_limit, to_device
 
 
 def test_the_best_device_is_one_that_works():
@@ -19,6 +20,13 @@ def test_a_model_is_where_its_first_parameter_or_buffer_is():
 def test_a_batch_moves_as_a_whole():
     moved = to_device({"input_ids": torch.zeros(1), "labels": torch.zeros(1)}, torch.device("meta"))
     assert {tensor.device.type for tensor in moved.values()} == {"meta"}
+
+
+def test_too_little_memory_is_told_from_other_errors():
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)  # an exbibyte
+    assert is_out_of_memory(caught.value) and is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    assert not is_out_of_memory(RuntimeError("shapes do not fit")) and not is_out_of_memory(ValueError("allocate"))
 
 
 def test_memory_of_this_process_grows_with_a_tensor():

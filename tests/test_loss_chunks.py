@@ -76,6 +76,12 @@ def test_the_logits_of_one_chunk_are_all_that_is_held():
     assert peak(None) > 2 * logits > logits > peak(64)
 
 
+def test_labels_of_another_shape_are_refused():
+    batch, model = batch_of(), GPT(CONFIG)
+    with pytest.raises(ValueError, match=r"labels \[4, 63\] does not have the shape of input_ids \[4, 64\]"):
+        model(batch["input_ids"], labels=batch["labels"][:, :-1])
+
+
 def test_a_bad_label_is_named_in_chunks_too():
     batch = batch_of()
     batch["labels"][2, 3] = 2000

@@ -56,7 +56,7 @@ def test_the_same_seed_trains_the_same_model_and_another_one_does_not(tmp_path, 
         (["--steps", "0"], "total_steps=0"),
         (["--batch-size", "0"], "batch_size=0"),
         (["--row-length", "0"], "row_length=0"),
-        (["--eval-rows", "0"], "limit=0"),
+        (["--eval-rows", "0"], "eval_rows=0 must be at least 1"),
         (["--corpus", ""], "source is empty: name a corpus (shakespeare, three_kingdoms, python)"),
         (["--prompt", ""], "prompt is empty"),
         (["--seed", "99999999999999999999999"], "must be at least 0 and less than 2**63"),
@@ -204,6 +204,7 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
         ("", "Expecting value"),
         ('{"steps": 4', "Expecting"),
         ("[]", "missing or unknown"),
+        ("[" * 100_000, "recursion"),
         ('{"steps": 4}', "batch_size"),
         ("steps=many", "steps is 'many'"),
     ],
@@ -242,6 +243,8 @@ def test_an_earlier_run_is_refused_with_the_command_that_goes_on_with_it(killed,
     [
         (LossScaleError("the loss scale is 0.5"), 1, "tinytrain: the loss scale is 0.5"),
         (TrainingFailedError("20 updates were skipped\n  look at the batch"), 1, "were skipped look at the batch"),
+        (torch.OutOfMemoryError("CUDA out of memory.\n  at"), 1, "micro_batch_size, or recompute and loss_chunk"),
+        (MemoryError(), 1, "tinytrain: the memory does not suffice. "),
         (KeyboardInterrupt(), 130, "tinytrain: interrupted. If it has a checkpoint, go on with: python -m tinytrain"),
     ],
 )
@@ -253,6 +256,15 @@ def test_whatever_ends_a_run_early_takes_one_line(tmp_path, text, capsys, monkey
     assert main([*QUICK, *text, "--out", str(tmp_path / "run")]) == status
     told = capsys.readouterr().err
     assert words in told and told.count("\n") == 1
+
+
+def test_an_error_of_another_kind_keeps_its_traceback(tmp_path, text, monkeypatch):
+    def ends(trainer):
+        raise RuntimeError("a fault in the program")
+
+    monkeypatch.setattr("tinytrain.train.Trainer.fit", ends)
+    with pytest.raises(RuntimeError, match="a fault in the program"):
+        main([*QUICK, *text, "--out", str(tmp_path / "run")])
 
 
 def test_an_out_that_is_a_file_is_refused_and_kept(tmp_path, text, capsys):
@@ -345,6 +357,13 @@ def test_what_the_doctor_cannot_look_at_is_told_in_one_line(tmp_path, capsys, co
     if content is not None:
         (tmp_path / "log.jsonl").write_text(content)
     assert words in one_line_error(capsys, "doctor", str(tmp_path), status=2)
+
+
+def test_a_vocabulary_of_no_token_is_refused(tmp_path, capsys):
+    (tmp_path / "log.jsonl").write_text('{"batch": 1, "step": 1, "loss": 5.5}\n')
+    for size in ("0", "-1"):
+        error = one_line_error(capsys, "doctor", str(tmp_path), "--vocab-size", size, status=2)
+        assert f"vocab_size={size} must be at least 1" in error
 
 
 COMMANDS = ("train", "resume", "sample", "tokens", "plan", "preflight", "doctor")

@@ -173,6 +173,17 @@ def test_weights_and_gradients_alone_are_not_what_7b_needs():
         ({"mfu": 0.0}, "mfu=0.0"),
         ({"processes": 0}, "processes=0"),
         ({"micro_batch_size": -1}, "micro_batch_size=-1"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0 must be at least 1"),
+        ({"row_length": 0}, "row_length=0 must be at least 1"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"loss_chunk": 0}, "loss_chunk=0 must be at least 1"),
+        ({"loss_chunk": -7}, "loss_chunk=-7 must be at least 1"),
+        ({"tokens": 0}, "tokens=0 must be above 0, and finite"),
+        ({"tokens": -1.0}, "tokens=-1.0 must be above 0"),
+        ({"tokens": float("nan")}, "tokens=nan must be above 0"),
+        ({"tokens": float("inf")}, "tokens=inf must be above 0, and finite"),
+        ({"gpu_memory": float("nan")}, "gpu_memory=nan must be above 0"),
+        ({"gpu_memory": -24}, "gpu_memory=-24 must be above 0"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(wrong, message):

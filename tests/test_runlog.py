@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,6 +38,14 @@ def test_batch_must_grow(tmp_path, batch):
         log.write({"batch": 1})
         with pytest.raises(ValueError, match=rf"batch={batch} must be a whole number above 1"):
             log.write({"batch": batch})
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_is_told_with_the_logs_name(tmp_path):
+    with pytest.raises(OSError, match=r"No space left on device: '.*log\.jsonl'"), RunLog(tmp_path) as log:
+        log._file.close()
+        log._file = open("/dev/full", "w")  # noqa: SIM115
+        log.write({"batch": 1})
 
 
 def test_a_line_is_on_disk_when_write_returns(tmp_path):

@@ -42,6 +42,7 @@ def test_prompt_length_temperature_and_seed_are_taken(run):
         (["--prompt", ""], "prompt is empty"),
         (["--temperature", "-1"], "temperature=-1.0 must be 0 or more"),
         (["--new-tokens", "-1"], "max_new_tokens=-1 must be 0 or more"),
+        (["--seed", "99999999999999999999999"], "seed=99999999999999999999999 must fit into 64 bits"),
     ],
 )
 def test_what_a_user_can_mend_is_told_in_one_line(run, capsys, options, words):

@@ -146,7 +146,9 @@ def test_files_without_text_are_left_out_and_counted(tmp_path):
     ("content", "options", "words"),
     [
         (["fine", b"caf\xe9"], {}, r"01\.txt: byte 0xe9 at offset 3 is not UTF-8"),
+        (["fine", b"caf\xe9"], {}, r"Save the file as UTF-8, or leave it out with pattern='\*\.txt' \(now '\*'\)"),
         (["fine", b"a\0b"], {}, r"01\.txt: a zero byte at offset 1"),
+        (["fine"], {"pattern": "/*.md"}, r"pattern='/\*\.md' must be that of names inside"),
         (["", " \n"], {}, "there is no text in them, nothing visible"),
         (["fine"], {"valid_share": 1.0}, r"valid_share=1\.0 must be at least 0 and less than 1"),
         (["fine"], {"valid_share": -0.1}, "valid_share=-0.1"),
@@ -193,6 +195,19 @@ def test_a_file_that_changes_between_the_two_readings_is_named(tmp_path, monkeyp
     with pytest.raises(TokenFileError, match=r"00\.txt has changed while it was read: start again"):
         build(str(path), tmp_path / "out", valid_share=0)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_paths_may_be_text_and_one_input_needs_no_list(tmp_path):
+    folder = texts(tmp_path / "t", "one two")
+    built = build_tokens(folder, str(tmp_path / "out"), valid_share=0, quiet=True)
+    assert built.path == tmp_path / "out" and built.manifest["parts"]["train"]["documents"] == 1
+
+
+def test_what_a_killed_build_left_is_named_and_stays(tmp_path):
+    (left := tmp_path / ".out.unfinished_1").mkdir()
+    with pytest.warns(UserWarning, match=r"\.out\.unfinished_1 is of a build that was killed, or .*: if none does"):
+        build(texts(tmp_path / "t", "one two"), tmp_path / "out", valid_share=0)
+    assert left.is_dir() and (tmp_path / "out" / "train.bin").exists()
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])

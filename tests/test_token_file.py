@@ -193,10 +193,9 @@ def test_an_id_outside_the_vocabulary_on_disk_is_named_with_its_place(on_disk):
 
 
 def rewritten(folder, **changes):
-    """A manifest with other facts, whose own checksum is right."""
-    facts = json.loads((folder / "manifest.json").read_text())
-    del facts["checksum"]
-    facts |= changes
+    """A manifest with other facts, or without those that are ``...``, whose own checksum is right."""
+    facts = json.loads((folder / "manifest.json").read_text()) | changes
+    facts = {name: value for name, value in facts.items() if name != "checksum" and value is not ...}
     (folder / "manifest.json").write_text(json.dumps(facts | {"checksum": hash_of(facts).hexdigest()}))
 
 
@@ -218,6 +217,8 @@ def rewritten(folder, **changes):
         ({"parts": []}, "damaged"),
         ({"tokenizer": "bpe-300-abc"}, "holds tokenizer bytes, and the ids in .* were made with bpe-300-abc"),
         ({"tokenizer": None}, "made with None"),
+        ({"tokenizer": ...}, "damaged .it has no tokenizer"),
+        ({"dtype": ...}, "damaged .it has no dtype"),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused_and_named(folder, changes, words):
@@ -237,7 +238,7 @@ def test_a_manifest_changed_by_hand_or_cut_anywhere_is_refused(folder):
         path.write_text(whole[:end])
         with pytest.raises(TokenFileError, match=r"manifest\.json is damaged"):
             open_tokens(folder)
-    for other in ("[]", "3", "null", '"a"'):
+    for other in ("[]", "3", "null", '"a"', "[" * 100_000):
         path.write_text(other)
         with pytest.raises(TokenFileError, match=r"manifest\.json is damaged"):
             open_tokens(folder)
@@ -247,7 +248,7 @@ def test_a_folder_without_tokens_or_with_a_file_gone_is_named(folder):
     with pytest.raises(FileNotFoundError, match=r"holds no tokens: there is no manifest\.json"):
         open_tokens(folder.parent)
     (folder / "valid.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"valid\.bin"):
+    with pytest.raises(FileNotFoundError, match=r"valid\.bin is gone, and the manifest .* Copy the tokens again, or"):
         open_tokens(folder).part("valid")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"tokenizer\.json"):
@@ -267,6 +268,14 @@ def test_a_part_that_there_is_none_of_is_none(folder):
     facts = json.loads((folder / "manifest.json").read_text())
     rewritten(folder, parts={"train": facts["parts"]["train"]})
     assert open_tokens(folder).part("valid") is None
+
+
+def test_what_no_folder_or_file_of_tokens_has_is_named(folder):
+    built = open_tokens(str(folder))  # text is a path, too
+    with pytest.raises(ValueError, match="part 'validation' is not one of train, valid"):
+        built.part("validation")
+    with pytest.raises(TypeError, match=r"train\.bin: \[3\] is no slice"):
+        built.part("train")[3]
 
 
 def test_a_manifest_is_written_whole(folder):

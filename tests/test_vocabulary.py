@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from tinytrain.vocabulary import check_ids
+from tinytrain.vocabulary import check_ids, rounded_up
 
 
 @pytest.mark.parametrize("ids", [[], [0, 4], [[1, 2], [3, 4]]])
@@ -19,3 +19,8 @@ def test_ids_of_the_vocabulary_pass(ids):
 def test_the_first_id_outside_is_named_with_its_place(ids, words):
     with pytest.raises(ValueError, match=words):
         check_ids(torch.tensor(ids), 5, "poem")
+
+
+def test_a_vocabulary_is_rounded_up_to_a_multiple_of_1_or_more():
+    with pytest.raises(ValueError, match="pad_vocab_to=0 must be at least 1"):
+        rounded_up(256, 0)

@@ -34,6 +34,7 @@ class Ahead:
             self.share = self._share
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tinytrain-ahead")
         self._next: tuple[tuple[Any, ...], Future[Any]] | None = None
+        self._closed = False
 
     def __getitem__(self, number: int) -> Sequence[Batch]:
         make = self.data if callable(self.data) else self.data.__getitem__
@@ -48,6 +49,10 @@ class Ahead:
         return getattr(self.data, name)
 
     def _take(self, make: Callable[..., Any], number: int, **how: int) -> Any:
+        if self._closed:
+            raise ValueError(
+                f"batch {number} is asked of an Ahead that is closed: make a new one, around the same data"
+            )
         kind = tuple(how.items())
         waiting, self._next = self._next, None
         if waiting is not None and waiting[0] == (number, kind):
@@ -65,7 +70,7 @@ class Ahead:
 
     def close(self) -> None:
         """End the thread; a batch that is being made is let go."""
-        self._next = None
+        self._next, self._closed = None, True
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def __enter__(self) -> "Ahead":

@@ -108,9 +108,9 @@ class BPETokenizer:
         """The text of a ``tokenizer.json``, which Hugging Face's libraries read as well."""
         return self._inner.to_str(pretty=True)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a file from which ``load_tokenizer`` makes the same tokenizer."""
-        replace_file(path, self.to_json().encode())
+        replace_file(Path(path), self.to_json().encode())
 
     def encode(self, text: str) -> Tensor:
         """Ids ``[n]``, int64. Raises ``ValueError`` for a lone surrogate, which UTF-8 cannot hold."""
@@ -144,9 +144,12 @@ class BPETokenizer:
 
 
 def check_vocab_size(vocab_size: int) -> int:
-    """``vocab_size`` itself. Raises ``ValueError`` if it has no room for the bytes and the end of a text."""
+    """``vocab_size`` itself. Raises ``ValueError`` if it has no room for the bytes and the end of a text, or room for
+    more tokens than there are bytes to learn from: the library takes memory for all of them at once, and aborts."""
     if vocab_size < SMALLEST:
         raise ValueError(f"vocab_size={vocab_size} must be at least {SMALLEST}: 256 bytes and the end of a text")
+    if vocab_size > LEARN_FROM:
+        raise ValueError(f"vocab_size={vocab_size} is more than the {LEARN_FROM:,} bytes of text it is learned from")
     return vocab_size
 
 

@@ -19,7 +19,7 @@ from tinytrain.bits import bytes_per_target
 from tinytrain.compiled import require_compiler
 from tinytrain.corpus import load_corpus
 from tinytrain.data import RowBatches, TokenRows
-from tinytrain.device import best_device
+from tinytrain.device import best_device, is_out_of_memory
 from tinytrain.distributed import LaunchError, launch, rank, under_torchrun, world_size
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
@@ -247,8 +247,8 @@ def _check(options: Train) -> None:
         raise ValueError(f"seed={options.seed} must be at least 0 and less than 2**63")
     if options.shard and world_size() == 1:
         raise ValueError("shard shares out the weights over processes, and there is one: say --processes 2")
-    for name, value in (("pad_vocab_to", options.pad_vocab_to), ("loss_chunk", options.loss_chunk)):
-        if value is not None and value < 1:
+    for name in ("pad_vocab_to", "loss_chunk", "eval_rows"):
+        if (value := getattr(options, name)) is not None and value < 1:
             raise ValueError(f"{name}={value} must be at least 1")
     if options.out.exists() and not options.out.is_dir():
         raise NotADirectoryError(f"{options.out} is a file: --out names the folder of the run")
@@ -315,6 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, TrainingFailedError, LossScaleError) as error:
         print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        print(f"tinytrain: {_too_large(error)}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"tinytrain: interrupted. If it has a checkpoint, go on with: {resume_command(folder)}", file=sys.stderr)
         return 130
@@ -329,10 +332,23 @@ def _status(command: Callable[[], object], *, unable: int = 1) -> int:
         return 1 if command() is False else 0
     except (ValueError, OSError) as error:
         print(f"tinytrain: {' '.join(str(error).split())}", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        print(f"tinytrain: {_too_large(error)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("tinytrain: interrupted", file=sys.stderr)
         return 130
     return unable
+
+
+def _too_large(error: MemoryError | RuntimeError) -> str:
+    """What to do where the memory does not suffice; any other error is raised once more."""
+    if not is_out_of_memory(error):
+        raise error
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return (
+        "the memory does not suffice. Choose a smaller model, vocabulary or micro_batch_size, or recompute and "
+        f"loss_chunk (python -m tinytrain plan says what a run needs). The error: {first}"
+    )
 
 
 def _print_end(report: FitReport, folder: Path) -> None:

@@ -153,7 +153,11 @@ def files_in(folder: Path, pattern: str = "*") -> list[Path]:
     """
     for inside, _, _ in os.walk(folder, onerror=_refuse_folder):  # rglob would leave out in silence what it cannot open
         os.scandir(inside).close()
-    files = [p for p in folder.rglob(pattern) if p.is_file() and not _hidden(p.relative_to(folder))]
+    try:
+        found = list(folder.rglob(pattern))
+    except NotImplementedError:  # of a pattern that begins with the root of the file system
+        raise ValueError(f"pattern={pattern!r} must be that of names inside {folder}, such as '*.txt'") from None
+    files = [p for p in found if p.is_file() and not _hidden(p.relative_to(folder))]
     if not files:
         raise ValueError(f"{folder}: the folder holds no file that matches {pattern!r}")
     return sorted(files, key=lambda p: p.as_posix())
@@ -174,7 +178,12 @@ def _document(folder: Path, file: Path, pattern: str) -> Document:
     try:
         return Document(file.relative_to(folder).as_posix(), decode_text(file.read_bytes(), str(file)))
     except ValueError as error:
-        raise ValueError(f"{error}, or leave it out with pattern='*.txt' (now {pattern!r})") from None
+        raise ValueError(f"{error}, {or_leave_it_out(pattern)}") from None
+
+
+def or_leave_it_out(pattern: str) -> str:
+    """The second cure for a file of a folder that is not text."""
+    return f"or leave it out with pattern='*.txt' (now {pattern!r})"
 
 
 def _hidden(relative: Path) -> bool:

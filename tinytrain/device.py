@@ -37,6 +37,13 @@ def to_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
     return {name: tensor.to(device, non_blocking=ahead) for name, tensor in batch.items()}
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """True if ``error`` was raised because the memory of a device, or of the computer, was too small."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)  # torch has no type of its own here
+
+
 def memory_bytes(device: torch.device) -> int:
     """Bytes that this process holds now: allocated by tensors on a GPU, resident memory on a CPU."""
     if device.type == "cuda":

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,9 +27,20 @@ class _Hashing:
         self._file.flush()
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An ``OSError`` inside that names no file, as that of a full disk, gets the name of ``path``."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_synced(path: Path, write: Callable[[Any], object], digest: "hashlib.blake2b | None" = None) -> str:
     """Write a file, force it to disk, and return the checksum of what ``digest`` holds and of what was written."""
-    with path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         hashing = _Hashing(file, digest or hash_of({}))
         try:
             write(hashing)

@@ -44,8 +44,11 @@ def generate(
         raise ValueError(f"ids have shape {list(ids.shape)}; a prompt is [B,T] with at least one token")
     if not (math.isfinite(temperature) and temperature >= 0):
         raise ValueError(f"temperature={temperature} must be 0 or more, and finite")
-    if max_new_tokens < 0 or (max_positions is not None and max_positions < 1):
-        raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more, max_positions={max_positions} 1 or more")
+    for name, value, least in (("max_new_tokens", max_new_tokens, 0), ("max_positions", max_positions, 1)):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be {least} or more")
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed={seed} must fit into 64 bits: at least 0 and less than 2**64, or down to -2**63")
     window = max_positions or longest_row(model) or ids.shape[1] + max_new_tokens
     device = device_of(model)
     generator = torch.Generator(device).manual_seed(seed)
@@ -70,6 +73,7 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Ten
     if temperature == 0:
         return logits.argmax(-1, keepdim=True)
     logits = logits - logits.amax(-1, keepdim=True)  # a tiny temperature must not overflow
+    temperature = max(temperature, torch.finfo(logits.dtype).tiny)  # nor be 0 in the width of the logits: 0/0
     return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator)
 
 

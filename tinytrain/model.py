@@ -166,7 +166,7 @@ class GPT(nn.Module):
         are counted from a document's start, or from a row's first real token, unless ``positions`` sets them.
         Raises ``ValueError`` for rows longer than ``max_positions`` and for ids outside the vocabulary.
         """
-        self._check_rows(input_ids, attention_mask=attention_mask, positions=positions, doc_ids=doc_ids)
+        self._check_rows(input_ids, attention_mask=attention_mask, positions=positions, doc_ids=doc_ids, labels=labels)
         attend = attention_for(attention_mask, doc_ids)
         if positions is None:
             positions = positions_for(input_ids, attention_mask, doc_ids)

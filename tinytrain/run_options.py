@@ -130,5 +130,5 @@ def _read(folder: Path) -> tuple[Train, str | None]:
                 raise ValueError(f"{name} is {value!r}")
         fingerprint = values.pop(FINGERPRINT, None)
         return Train(**values, out=folder), fingerprint
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}): mend it, or start the run again in another folder") from None

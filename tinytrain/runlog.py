@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tinytrain.durable import replace_file
+from tinytrain.durable import naming, replace_file
 
 FIELDS = {
     "batch": "global batches consumed, this one included",
@@ -81,8 +81,10 @@ class RunLog:
         batch = _plain("batch", record.get("batch"))
         if not isinstance(batch, int) or isinstance(batch, bool) or batch <= self._last_batch:
             raise ValueError(f"{self.path}: batch={batch!r} must be a whole number above {self._last_batch}")
-        self._file.write(to_line(record) + "\n")
-        self._file.flush()
+        line = to_line(record) + "\n"
+        with naming(self.path):
+            self._file.write(line)
+            self._file.flush()
         self._last_batch = batch
 
     def sync(self) -> None:
@@ -92,7 +94,8 @@ class RunLog:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with naming(self.path):
+                self._file.close()
             self._file = None
 
     def __enter__(self) -> "RunLog":

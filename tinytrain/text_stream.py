@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinytrain.corpus import NAMES, files_in, load_corpus, not_text, not_utf8
+from tinytrain.corpus import NAMES, files_in, load_corpus, not_text, not_utf8, or_leave_it_out
 
 CHUNK = 1 << 20
 """bytes of a file that are read at once"""
@@ -20,11 +20,18 @@ class Source:
     name: str
     path: Path | None = None
     text: str = ""
+    pattern: str | None = None
+    """what chose the file out of a folder; None for one that was named itself"""
 
     def pieces(self) -> Iterator[str]:
-        """Its text, in order, in pieces of about a million characters."""
+        """Its text, in order, in pieces of about a million characters. Raises as ``read_text`` does."""
         if self.path is not None:
-            yield from read_text(self.path)
+            try:
+                yield from read_text(self.path)
+            except ValueError as error:
+                if self.pattern is None:
+                    raise
+                raise ValueError(f"{error}, {or_leave_it_out(self.pattern)}") from None
         else:
             yield from (self.text[i : i + CHUNK] for i in range(0, len(self.text), CHUNK))
 
@@ -74,7 +81,7 @@ def _sources(name: str, pattern: str) -> Iterator[Source]:
     if name in NAMES:
         yield from (Source(document.name, text=document.text) for document in load_corpus(name).documents)
     elif name.strip() and path.is_dir():
-        yield from (Source(str(file), file) for file in files_in(path, pattern))
+        yield from (Source(str(file), file, pattern=pattern) for file in files_in(path, pattern))
     elif name.strip() and path.exists():  # a pipe has no size and can be read once only
         if not path.is_file():
             raise ValueError(f"{path} is neither a file nor a folder: write its text into a file first")

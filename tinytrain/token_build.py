@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +57,8 @@ class Stretch:
 
 
 def build_tokens(
-    inputs: Sequence[str],
-    out: Path,
+    inputs: str | Sequence[str],
+    out: str | Path,
     *,
     tokenizer: str = "bytes",
     vocab_size: int | None = None,
@@ -79,6 +81,7 @@ def build_tokens(
     The folder is written under a temporary name and renamed when it is whole. Raises ``FileExistsError`` if ``out`` is
     there, and ``ValueError`` for text that is none, a share outside 0 to 1, and a ``dtype`` that is too narrow.
     """
+    out = Path(out)
     if not 0.0 <= valid_share < 1.0:
         raise ValueError(f"valid_share={valid_share} must be at least 0 and less than 1")
     if out.exists():
@@ -90,7 +93,7 @@ def build_tokens(
         made = choose_tokenizer(tokenizer, [], vocab_size)
         wanted = made.vocab_size
     check_dtype(dtype_for(wanted) if dtype is None else dtype, wanted)
-    sources = sources_of(inputs, pattern)
+    sources = sources_of([inputs] if isinstance(inputs, str) else inputs, pattern)
     documents = _look_at(sources, quiet)
     parts, by = divide(documents, valid_share, seed)
     if made is None:
@@ -101,6 +104,8 @@ def build_tokens(
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished_{os.getpid()}")
     shutil.rmtree(unfinished, ignore_errors=True)
+    for left in sorted(out.parent.glob(f".{escape(out.name)}.unfinished_*")):  # of another machine, perhaps
+        warnings.warn(f"{left} is of a build that was killed, or still runs: if none does, remove it", stacklevel=2)
     unfinished.mkdir()
     try:
         with _bar("writing", sum(document.characters for document in documents), quiet) as bar:

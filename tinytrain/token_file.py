@@ -100,7 +100,10 @@ class TokenFile:
         self._checksum, self._text = checksum, text
         self._type = np.dtype(dtype).newbyteorder("<")
         # Kept open: if another file takes its name, this run goes on with this one.
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        try:
+            self._file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is gone, and the manifest beside it names it. {CURE}") from None
         weakref.finalize(self, os.close, self._file)
         self._require_size(exactly=True)
 
@@ -114,6 +117,8 @@ class TokenFile:
 
     def __getitem__(self, part: slice) -> Tensor:
         """The ids ``part.start`` to ``part.stop``, ``[n]`` int64, a copy. Raises ``TokenFileError`` if cut short."""
+        if not isinstance(part, slice):
+            raise TypeError(f"{self.path}: [{part!r}] is no slice: read [start:stop], a tensor of ids")
         start, stop, step = part.indices(self.tokens)
         width, n = self._type.itemsize, max(stop - start, 0)
         if step != 1:
@@ -174,7 +179,9 @@ class TokenFolder:
     tokenizer: Tokenizer
 
     def part(self, name: str) -> TokenFile | None:
-        """``"train"`` or ``"valid"``; None for held-out text that there is none of."""
+        """``"train"`` or ``"valid"``; None for held-out text that there is none of. ``ValueError`` for another name."""
+        if name not in PARTS:
+            raise ValueError(f"part {name!r} is not one of {', '.join(PARTS)}")
         if (facts := self.manifest["parts"].get(name)) is None:
             return None
         return TokenFile(
@@ -194,12 +201,13 @@ def write_manifest(folder: Path, facts: dict[str, Any]) -> None:
     replace_file(folder / MANIFEST, text.encode())
 
 
-def open_tokens(folder: Path) -> TokenFolder:
+def open_tokens(folder: str | Path) -> TokenFolder:
     """The tokens in ``folder``. Nothing but the manifest and the tokenizer is read.
 
     Raises ``FileNotFoundError`` if there are none, and ``TokenFileError`` for a damaged manifest, a tokenizer that is
     not the one the ids were made with, or a type too narrow for the vocabulary.
     """
+    folder = Path(folder)
     path = folder / MANIFEST
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no tokens: there is no {MANIFEST}, which the tokens command writes")
@@ -236,6 +244,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             raise ValueError(f"its checksum is {found}, not {manifest.get('checksum')!r}")
         if manifest["format"] != FORMAT:
             raise ValueError(f"its format is {manifest['format']!r}, and {FORMAT} is what can be read here")
+        if gone := {"tokenizer", "dtype"} - set(manifest):
+            raise ValueError(f"it has no {min(gone)}")
         for name, facts in manifest["parts"].items():
             if name not in PARTS or not (type(facts["tokens"]) is int and facts["tokens"] > 0):
                 raise ValueError(f"part {name!r} with {facts['tokens']!r} ids")
@@ -244,5 +254,5 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         if type(manifest["vocab_size"]) is not int or "train" not in manifest["parts"]:
             raise ValueError("it names no vocabulary or no training part")
         return manifest
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise TokenFileError(f"{path} is damaged ({error}). {CURE}") from None

@@ -71,9 +71,9 @@ class ByteTokenizer:
         sizes[self.end_of_text] = 0
         return sizes
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write a file from which ``load_tokenizer`` makes the same tokenizer."""
-        replace_file(path, json.dumps({"model": {"type": "bytes"}}).encode())
+        replace_file(Path(path), json.dumps({"model": {"type": "bytes"}}).encode())
 
 
 def to_utf8(text: str) -> bytes:
@@ -86,17 +86,18 @@ def to_utf8(text: str) -> bytes:
         ) from None
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in a file that ``save`` wrote, or a byte-level BPE of Hugging Face's ``tokenizers``.
 
     Raises ``FileNotFoundError`` if there is no such file, ``ValueError`` for one that is damaged or of another kind.
     """
+    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such tokenizer file (and --tokenizer knows bytes and bpe)")
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged or no tokenizer file ({error}): take a whole one") from None
     if content == {"model": {"type": "bytes"}}:
         return ByteTokenizer()

@@ -10,6 +10,8 @@ def rounded_up(vocab_size: int, multiple: int) -> int:
     >>> rounded_up(50_257, 64), rounded_up(256, 64), rounded_up(300, 1)
     (50304, 256, 300)
     """
+    if multiple < 1:
+        raise ValueError(f"pad_vocab_to={multiple} must be at least 1")
     return -(-vocab_size // multiple) * multiple
 
 

@@ -94,8 +94,10 @@ def memory_of(
     ``shards`` processes share weights, gradients and moments out; ``loss_chunk`` is that of the model. Raises
     ``ValueError`` for a size under 1, a row longer than the model's positions, or an unknown precision.
     """
-    T = row_length or config.max_positions
+    T = config.max_positions if row_length is None else row_length
     _check(config, micro_batch_size, T, precision, shards)
+    if loss_chunk is not None and loss_chunk < 1:
+        raise ValueError(f"loss_chunk={loss_chunk} must be at least 1 token")
     V, D, L, H = config.vocab_size, config.d_model, config.n_layers, config.n_heads
     half, n, P = precision in SIXTEEN_BIT, micro_batch_size * T, count_parameters(config)
     table = 4 * V * D
@@ -285,9 +287,15 @@ def plan(
     """
     if processes < 1 or not 0 < mfu <= 1 or not peak_tflops > 0:
         raise ValueError(f"processes={processes} and peak_tflops={peak_tflops} must be above 0, and mfu={mfu} up to 1")
-    if batch_size is not None and (batch_size < 1 or batch_size % processes):
+    for name, value in (("batch_size", batch_size), ("micro_batch_size", micro_batch_size), ("row_length", row_length)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value} must be at least 1")
+    for name, number in (("tokens", tokens), ("gpu_memory", gpu_memory)):
+        if number is not None and not 0 < number < math.inf:
+            raise ValueError(f"{name}={number} must be above 0, and finite")
+    if batch_size is not None and batch_size % processes:
         raise ValueError(f"batch_size={batch_size} rows cannot be shared evenly by {processes} processes")
-    T = row_length or config.max_positions
+    T = config.max_positions if row_length is None else row_length
     limit = None if gpu_memory is None else gpu_memory * GiB
     how = {
         "row_length": T,

@@ -45,7 +45,9 @@ class Reading:
         self.made = np.flatnonzero(~self.skipped & np.isfinite(loss))
         self.loss = loss[self.made]
         self.first_loss = float(self.loss[0]) if len(self.loss) else math.nan  # the second may be far away already
-        self.ln_v = math.log(vocab_size) if vocab_size else None
+        if vocab_size is not None and vocab_size < 1:
+            raise ValueError(f"vocab_size={vocab_size} must be at least 1 token")
+        self.ln_v = None if vocab_size is None else math.log(vocab_size)
         self.width = max(3, -(-len(self.loss) // WINDOWS))
         self.starts = window_starts(len(self.loss), self.width)
         self.smooth = medians(self.loss, self.width)
