@@ -145,6 +145,12 @@ def test_each_verdict_that_the_readme_tells_is_one_of_the_page_of_claims():
         assert float(first) in [round(n, digits) for n in numbers], (name, first, numbers)
 
 
+def test_its_table_of_speeds_is_the_one_that_was_measured():
+    results = (ROOT / "benchmarks/RESULTS.md").read_text("utf-8")
+    measured = results.split("<!-- begin marks -->")[1].split("<!-- end marks -->")[0]
+    assert between("marks").strip() == measured.strip(), "copy the table at the head of benchmarks/RESULTS.md"
+
+
 def test_the_lines_for_a_model_of_ones_own_run_as_they_stand(tmp_path, monkeypatch, capsys):
     """Only its length is cut: three updates of rows of 16."""
     monkeypatch.chdir(tmp_path)

@@ -32,6 +32,7 @@ HEADINGS = {  # in order, with their marks
     "### Text larger than memory": "### 内存装不下的文本",
     "### What will a run need?": "### 训练要多少资源？",
     "### On a GPU": "### 用 GPU 训练",
+    "## How fast": "## 速度",
     "## Data": "## 数据",
     "## Part of the tests": "## 只跑一部分测试",
     "## When something does not work": "## 遇到问题时",
