@@ -82,6 +82,10 @@ def _bytes_with(mistake: Mapping[str, object], plan: Mapping[str, int]) -> int:
     return fixed + (-(-rest // n) if "shares all" in mistake and shares else rest)
 
 
+_NO_SHARES = [tokens for tokens in range(100, 900) if all(tokens % n for n in (2, 3, 5, 7))]
+"""counts of tokens that 2 to 9 processes cannot divide evenly: then tokens shared and bytes shared are not the same"""
+
+
 def check_bytes_needed(answer: Callable[..., int], report: Report) -> None:
     """Plans of every kind, with sizes that no rounding hides."""
     kinds = [(1, False, False), (1, False, True), (2, False, False), (3, True, False), (4, True, True)]
@@ -89,7 +93,7 @@ def check_bytes_needed(answer: Callable[..., int], report: Report) -> None:
     for processes, shard, recompute in kinds:
         plan = {
             "parameters": random.randint(5_000, 9_000) * 720 + 1,  # rounding up and down differ for 2 to 9 processes
-            "tokens": random.randint(100, 900),
+            "tokens": random.choice(_NO_SHARES),
             "width": random.randint(10, 60),
             "layers": random.randint(3, 9),
             "vocabulary": random.randint(300, 3000),
@@ -257,13 +261,21 @@ def _lay_out(tree: Tree, start: float, spans: list[tuple[str, float, float]], ow
     return now
 
 
-def _timeline(trees: list[Tree]) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
+def _timeline(
+    trees: list[Tree], *, inner_first: bool = False
+) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
+    """Spans in a random order, and the own seconds. With ``inner_first`` an inner span stands before the one around it
+    that begins with it, so that whoever sorts by start alone is not right by luck."""
     spans: list[tuple[str, float, float]] = []
     own: dict[str, float] = {}
     now = float(random.randint(1, 50))
     for tree in trees:
         now = _lay_out(tree, now, spans, own)
     random.shuffle(spans)
+    if inner_first:
+        places = sorted(range(len(spans)), key=lambda place: spans[place][1])
+        for place, span in zip(places, sorted(spans, key=_by_start_and_end), strict=True):
+            spans[place] = span
     return spans, own
 
 
@@ -290,7 +302,7 @@ def check_own_seconds(answer: Callable[..., dict[str, float]], report: Report) -
         "three steps": [("step", _some(), [("forward", _some(), [block()]), leaf("backward")]) for _ in range(3)],
     }
     for case, trees in cases.items():
-        spans, wanted = _timeline(trees)
+        spans, wanted = _timeline(trees, inner_first=case != "three steps")
         given = list(spans)
         value = answer(given)
         report.need(f"{case}: returns a dict", isinstance(value, dict), f"It returned {type(value).__name__}.")
