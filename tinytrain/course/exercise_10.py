@@ -242,8 +242,8 @@ def _likely_stop(value: tuple[int, int], evals: list[tuple[int, float]], patienc
         "a bump has made no progress: compare with the lowest so far.",
         _walk(evals, patience, ties=True)[0]: "It counts an equal loss as progress.",
         _walk(evals, patience + 1)[0]: "It waits for one more: stop when `patience` in a row are without progress.",
-        _walk(evals, patience - 1)[0]: "It stops too early: `patience` of them in a row are wanted, and the count is "
-        "set to 0 at each new lowest loss.",
+        _walk(evals, patience - 1)[0]: "It stops too early: `patience` of them in a row are wanted, so "
+        "set the count to 0 at each new lowest loss.",
     }
     return guesses.get(value[0], "Count evaluations without progress, and set the count to 0 at each new lowest loss.")
 
