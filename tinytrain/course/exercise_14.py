@@ -281,9 +281,11 @@ def _likely_loss(value: float, model: ProbeModel, batches: list[Batch], drawn: b
         for words, loss in MISTAKES.items():
             if words.startswith(("label 0", "attention_mask", "doc_ids")):
                 cases |= {float(loss(exact, batches)): words[:1].upper() + words[1:] + "."}
-    for wrong, words in cases.items():
-        if abs(value - wrong) <= 1e-4 * abs(wrong):
-            return words
+    right = float(true_loss(exact, batches).detach())
+    telling = [wrong for wrong in cases if abs(wrong - right) > 1e-5 * right]  # what changes nothing here tells nothing
+    nearest = min(telling, key=lambda wrong: abs(value - wrong))
+    if abs(value - nearest) <= 1e-4 * abs(nearest):
+        return cases[nearest]
     return "Sum the token losses of all batches, and divide once by the number of all targets."
 
 
