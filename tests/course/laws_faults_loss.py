@@ -21,20 +21,8 @@ def undivided(self, micro_batches, loss_of, after=lambda total: total):
     finish(self, loss, norm, self.rate())
 
 
-def finish(self, loss, norm, rate, *, check=True):
-    good = math.isfinite(loss) and math.isfinite(norm) if check else True
-    if good:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
-    self.scaler.update()
-    self.batch, self.step = self.batch + 1, self.step + good
-    self.bad_in_a_row = 0 if good else self.bad_in_a_row + 1
-    self.log.append({"batch": self.batch, "loss": loss, "grad_norm": norm, "lr": rate, "skipped": not good})
-    if self.bad_in_a_row >= self.patience:
-        raise RuntimeError("too many bad batches")
-    if good:
-        self.save()
+def finish(self, loss, norm, rate):
+    self.finish(loss, norm, rate, math.isfinite(loss) and math.isfinite(norm))
 
 
 class MeanOfMeans(PlainTrainer):

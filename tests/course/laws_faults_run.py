@@ -1,7 +1,8 @@
 """Trainers with one fault each, in a whole run: resumed, hit by a bad batch, looked at, handed what cannot work."""
 
+from unittest.mock import patch
+
 import torch
-from laws_faults_loss import finish
 
 from tinytrain.course.laws.plain_trainer import PlainTrainer
 
@@ -80,16 +81,8 @@ class TakesAnyWarmup(PlainTrainer):
 
 class UpdatesAfterNaN(PlainTrainer):
     def update(self, micro_batches):
-        self.optimizer.zero_grad()
-        targets = sum(int((b["labels"] != -100).sum()) for b in micro_batches)
-        loss = 0.0
-        for batch in micro_batches:
-            part = self.loss_sum(batch) / max(targets, 1)
-            self.scaler.scale(part).backward()
-            loss += part.item()
-        self.scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
-        finish(self, loss, norm, self.rate(), check=False)
+        loss, norm, _ = self.gradients(micro_batches)
+        self.finish(loss, norm, self.rate(), True)
 
 
 class LooksAtTheLossOnly(PlainTrainer):
@@ -100,11 +93,8 @@ class LooksAtTheLossOnly(PlainTrainer):
             value = old(*args)
             return value if value.isfinite() else torch.tensor(1.0)
 
-        torch.nn.utils.clip_grad_norm_ = norm
-        try:
+        with patch("torch.nn.utils.clip_grad_norm_", norm):
             super().update(micro_batches)
-        finally:
-            torch.nn.utils.clip_grad_norm_ = old
 
 
 class ScheduleOfSkipped(PlainTrainer):

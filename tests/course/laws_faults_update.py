@@ -1,6 +1,7 @@
 """Trainers with one fault each, in an update: its rate, its rows, its types, its length, what shrinks in it."""
 
 import math
+from unittest.mock import patch
 
 import torch
 
@@ -100,12 +101,9 @@ class ClipsScaled(PlainTrainer):
                 unscale(self.optimizer)
             return norm
 
-        self.scaler.unscale_ = lambda _optimizer: None
-        torch.nn.utils.clip_grad_norm_ = clip_then_unscale
-        try:
+        later = patch.object(self.scaler, "unscale_", lambda _optimizer: None)
+        with later, patch("torch.nn.utils.clip_grad_norm_", clip_then_unscale):
             super().update(micro_batches)
-        finally:
-            torch.nn.utils.clip_grad_norm_, self.scaler.unscale_ = clip, unscale
 
 
 class NeverClips(PlainTrainer):
@@ -123,11 +121,8 @@ class ClipsEachNumber(PlainTrainer):
             torch.nn.utils.clip_grad_value_(parameters, limit)
             return norm
 
-        torch.nn.utils.clip_grad_norm_ = by_value
-        try:
+        with patch("torch.nn.utils.clip_grad_norm_", by_value):
             super().update(micro_batches)
-        finally:
-            torch.nn.utils.clip_grad_norm_ = old
 
 
 class DecaysAll(PlainTrainer):

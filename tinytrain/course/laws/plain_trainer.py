@@ -56,6 +56,12 @@ class PlainTrainer:
             self.update(self.data[self.batch])
 
     def update(self, micro_batches):
+        loss, norm, targets = self.gradients(micro_batches)
+        good = targets > 0 and math.isfinite(loss) and math.isfinite(norm)
+        self.finish(loss, norm, self.rate(), good)
+
+    def gradients(self, micro_batches):
+        """The clipped gradient of the whole update, with (loss, norm before clipping, number of targets)."""
         self.optimizer.zero_grad()
         targets = sum(int((batch["labels"] != -100).sum()) for batch in micro_batches)
         loss = 0.0
@@ -65,8 +71,10 @@ class PlainTrainer:
             loss += part.item()
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm).item()
-        good = targets > 0 and math.isfinite(loss) and math.isfinite(norm)
-        rate = self.rate()
+        return loss, norm, targets
+
+    def finish(self, loss, norm, rate, good):
+        """Move the weights, or nothing; count, log and save."""
         if good:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
