@@ -2,8 +2,8 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tinytrain.attention import Causal, Masked
 from tinytrain.corpus import load_corpus
+from tinytrain.course.threads import one_thread
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.generators import keep_generators
 from tinytrain.model import GPT, ModelConfig
@@ -98,17 +99,6 @@ def train(
                 trainer = begin(lambda record: True)
                 trainer.resume()
                 trainer.fit()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Models this small are quicker with one thread, and then the same on every number of cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # Schedules.

@@ -1,6 +1,5 @@
 """Which laws there are, how a trainer is found, and the command."""
 
-import contextlib
 import importlib
 import importlib.util
 import os
@@ -9,16 +8,15 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tinytrain.course.laws import loss, rate, resume, rows, update, whole_run
 from tinytrain.course.laws.bench import Bench, CannotMakeError, Make, said
 from tinytrain.course.laws.line import Finding, Line, Verdicts, holds_if, untested
+from tinytrain.course.threads import one_thread
 from tinytrain.generators import keep_generators
 
 CHILD_SECONDS = 60
@@ -57,7 +55,7 @@ def run_laws(make: Make | str | Path, *, only: Sequence[str] = (), kill: bool = 
     if not callable(factory):
         raise CannotUseError(f"{make!r} cannot be called: a class or a function that returns a trainer is wanted")
     name = str(spec) if spec is not None else getattr(factory, "__name__", type(factory).__name__)
-    with keep_generators(), _one_thread(), tempfile.TemporaryDirectory() as home:
+    with keep_generators(), one_thread(), tempfile.TemporaryDirectory() as home:
         bench = Bench(factory, Path(home))
         _try_out(bench, name)
         child = partial(_child, str(spec)) if spec is not None and kill else None
@@ -65,17 +63,6 @@ def run_laws(make: Make | str | Path, *, only: Sequence[str] = (), kill: bool = 
         if unknown := sorted(set(only) - set(asked)):
             raise ValueError(f"there is no {', '.join(unknown)}; the laws are {', '.join(laws(bench))}")
         return Verdicts(name, [Finding(law, title, _asked(ask)) for law, (title, ask) in asked.items()])
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """As in the child that is killed: sums over several threads are rounded otherwise."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _asked(ask: Callable[[], list[Line]]) -> list[Line]:
