@@ -108,6 +108,30 @@ def test_other_sizes_are_refused_by_their_tensors_too(data, saved):
     assert same(state_of(trainer), before)
 
 
+class Halves(torch.nn.Module):
+    """An embedding and a head, tied or not; without a config, so that no setting tells."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(256, 8), torch.nn.Linear(8, 256, bias=False)
+        self.head.weight.requires_grad_(False)  # so that no moment tells either
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, input_ids):
+        return self.head(self.embedding(input_ids))
+
+
+def test_two_different_tensors_do_not_resume_as_a_tied_one(data, tmp_path):
+    config = with_checkpoints(tmp_path)
+    Trainer(Halves(tied=False), data, config, [lambda record: record["step"] != 2]).fit()
+    trainer = Trainer(Halves(tied=True), data, config)
+    before = state_of(trainer)
+    with pytest.raises(CheckpointError, match=r"head\.weight: another tensor than embedding\.weight in the file"):
+        trainer.resume()
+    assert same(state_of(trainer), before)
+
+
 def test_changed_settings_are_listed_and_override_lets_them_through(data, saved):
     other = RowBatches(rows=data.rows, batch_size=4, micro_batch_size=3)
     trainer = Trainer(nano(), other, with_checkpoints(saved, max_lr=2e-3, betas=(0.9, 0.99), eval_every=1))

@@ -12,7 +12,7 @@ from tinytrain.distributed.group import gathered, on_first
 from tinytrain.distributed.wrap import is_sharded
 from tinytrain.generators import all_states, keep_generators, part_from_process, restore_all
 from tinytrain.optimizer import check_optimizer_state, load_optimizer_state, optimizer_state
-from tinytrain.weights import check_model_state, load_model_state, tied_names, unwrap
+from tinytrain.weights import check_model_state, load_model_state, tied_names, unwrap, with_ties
 
 if TYPE_CHECKING:
     from tinytrain.train import Trainer
@@ -113,8 +113,7 @@ def restore(trainer: "Trainer", checkpoint: Checkpoint, state: dict[str, Any], o
 
 def _in_the_form_of(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """Tied weights under all of their names, and whole tensors shared out if the model's are."""
-    ties = tied_names(model.state_dict())
-    weights = state["model"] | {name: state["model"][first] for name, first in ties.items() if first in state["model"]}
+    weights = with_ties(model.state_dict(), state["model"])  # shards hold a tied weight once
     if not is_sharded(model):
         return state | {"model": weights}
     from tinytrain.distributed.shards import parameters_of, shared_out
