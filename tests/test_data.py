@@ -109,6 +109,17 @@ def test_writing_into_a_batch_does_not_change_the_text():
     assert rows[0]["input_ids"].tolist() == [0, 1, 2, 3] and rows[0]["labels"].tolist() == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("chosen", [[0], [2], [0, 2]])
+def test_inputs_labels_and_text_lie_in_memory_of_their_own(chosen):
+    rows = rows_of_range(11, 4)
+    wanted = rows.stack(chosen)["input_ids"].tolist()
+    batch = rows.stack(chosen)
+    batch["labels"].fill_(9)
+    assert batch["input_ids"].tolist() == rows.stack(chosen)["input_ids"].tolist() == wanted
+    batch["input_ids"].fill_(8)
+    assert batch["labels"].eq(9).all() and rows.ids.tolist() == list(range(11))
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int32])
 def test_ids_in_a_narrow_type_are_taken(dtype):
     rows = TokenRows(torch.arange(11).to(dtype), 4, vocab_size=11)

@@ -75,14 +75,7 @@ class TokenRows:
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """``input_ids`` and ``labels`` ``[T]`` of one row."""
-        if not 0 <= row < len(self):
-            raise IndexError(f"{self.name}: row {row} is not one of its {len(self)} rows")
-        wanted = row * self.row_length
-        start = min(wanted, len(self.ids) - 1 - self.row_length)
-        window = self.ids[start : start + self.row_length + 1].long()
-        labels = window[1:].clone()
-        labels[: wanted - start] = IGNORE_INDEX
-        return {"input_ids": window[:-1].clone(), "labels": labels}  # not a view: a batch may be written into
+        return {name: value[0] for name, value in self.stack([row]).items()}
 
     def fingerprint(self) -> str:
         """Of all ids: the same for the same ids, wherever they lie and however wide they are."""
@@ -93,10 +86,23 @@ class TokenRows:
             text.update(part.to(torch.int64).contiguous().numpy())
         return text.hexdigest()
 
-    def stack(self, rows: list[int]) -> dict[str, Tensor]:
-        """``input_ids`` and ``labels`` ``[B,T]`` of several rows."""
-        parts = [self[row] for row in rows]
-        return {key: torch.stack([part[key] for part in parts]) for key in ("input_ids", "labels")}
+    def stack(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """``input_ids`` and ``labels`` ``[B,T]`` of several rows: copies, for a batch may be written into."""
+        cut = [self._window(row) for row in rows]
+        input_ids = torch.stack([window[:-1] for window, _ in cut])
+        labels = torch.stack([window[1:] for window, _ in cut])
+        for place, (_, had) in enumerate(cut):
+            if had:
+                labels[place, :had] = IGNORE_INDEX
+        return {"input_ids": input_ids, "labels": labels}
+
+    def _window(self, row: int) -> tuple[Tensor, int]:
+        """The ids ``[T+1]`` of a row, perhaps a view of the text, and how many of its labels an earlier row has had."""
+        if not 0 <= row < len(self):
+            raise IndexError(f"{self.name}: row {row} is not one of its {len(self)} rows")
+        wanted = row * self.row_length
+        start = min(wanted, len(self.ids) - 1 - self.row_length)
+        return self.ids[start : start + self.row_length + 1].long(), wanted - start
 
     def batches(self, batch_size: int, *, limit: int | None = None) -> Iterator[dict[str, Tensor]]:
         """Rows in the order of the text, ``batch_size`` at a time: all, or ``limit`` of them spread evenly over it."""
