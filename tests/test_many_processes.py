@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -68,6 +69,28 @@ def test_a_sharded_model_may_compute_in_half_precision_and_keep_less():
     losses, kept, computed = launch(train_shared_out, 2, "bf16", True)[0]
     assert (kept, computed) == ({torch.float32}, torch.bfloat16)
     assert 1e-6 < largest_difference(losses, plain[0]) < 0.02
+
+
+def train_and_count_sums(rank):
+    """How many sums over the processes each update waited for, gradients not counted."""
+    sums, seen, all_reduce = [], [], dist.all_reduce
+
+    def counted(*arguments, **named):
+        if not named.get("async_op"):
+            sums.append(arguments[0].numel())
+        return all_reduce(*arguments, **named)
+
+    dist.all_reduce = counted
+    model = nano()
+    trainer = Trainer(model, some_data(), replace(CONFIG, eval_every=None))
+    trainer.optimizer.register_step_post_hook(lambda *_: seen.append(len(sums)))
+    trainer.fit()
+    return [after - before for before, after in pairwise(seen)]
+
+
+def test_an_update_takes_three_sums_over_the_processes():
+    """Its counts, its loss, and whether any process wants to stop."""
+    assert launch(train_and_count_sums, 2) == [[3] * 11] * 2
 
 
 def test_the_copies_are_bit_identical_after_every_update():

@@ -32,7 +32,7 @@ class Reads(TorchFunctionMode):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("at_size", [False, True])
 def test_an_update_reads_the_device_once(rows, tmp_path, any_format_is_fast, precision, at_size):
-    """Loss, norm and scale together. The other number, the targets of a batch, is counted where the batch is made."""
+    """Loss, norm and scale together. The other numbers, such as its targets, are counted where the batch is made."""
     model = GPT(PRESETS["nano"])
     if at_size:
         model.loss_chunk = 20
@@ -50,4 +50,4 @@ def test_an_update_reads_the_device_once(rows, tmp_path, any_format_is_fast, pre
     for update in updates[1:]:
         host = {key: number for key, number in update.items() if not key[1].is_floating_point}
         assert {key: number for key, number in update.items() if key not in host} == {("tolist", torch.float32): 1}
-        assert host.get(("item", torch.int64)) == 1
+        assert host.get(("tolist", torch.int64)) == 1

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import tinytrain.forward
 from tinytrain.device import device_of, to_device
 from tinytrain.forward import forward_logits
 from tinytrain.model import GPT, PRESETS
@@ -173,6 +174,15 @@ def test_numbers_that_would_ruin_the_weights_are_refused(model, wrong):
     with pytest.raises(ValueError, match="must be finite and 0 or more, max_grad_norm="):
         train_step(model, [batch_of()], build_adamw(model, lr=1e-3), **({"lr": 1e-3} | wrong))
     assert all(torch.equal(b, a) for b, a in zip(before, weights(model), strict=True))
+
+
+def test_a_batch_is_fitted_to_the_model_once(model, monkeypatch):
+    fitted, calls = tinytrain.forward._taken, []
+    monkeypatch.setattr(tinytrain.forward, "_taken", lambda *given: calls.append(given) or fitted(*given))
+    batch = batch_of()
+    batch |= {"attention_mask": torch.ones_like(batch["input_ids"])}
+    train_step(model, [batch, batch], build_adamw(model, lr=1e-3), lr=1e-3)
+    assert len(calls) == 2
 
 
 def test_a_batch_goes_to_the_models_device(model):

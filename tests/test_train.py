@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tinytrain.train
+from tinytrain.batches import count_positions
 from tinytrain.model import GPT, PRESETS
-from tinytrain.record import clip_factor, count_padding
+from tinytrain.record import clip_factor
 from tinytrain.runlog import FIELDS, read_run
 from tinytrain.step import train_step
 from tinytrain.train import TrainConfig, Trainer, TrainingFailedError
@@ -140,8 +141,8 @@ def test_a_short_gradient_is_left_alone_and_of_a_bad_one_nothing_is_said():
 
 def test_padding_is_a_share_of_all_positions():
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    assert count_padding([{"input_ids": mask, "attention_mask": mask}]) == (2, 8)
-    assert count_padding([{"input_ids": mask}]) == (0, 8)
+    assert count_positions([{"input_ids": mask, "attention_mask": mask}]) == [8, 2]
+    assert count_positions([{"input_ids": mask, "doc_ids": mask - 1}, {"input_ids": mask}]) == [16, 2]
 
 
 def test_an_update_uses_every_setting_of_the_config(model, data, monkeypatch):

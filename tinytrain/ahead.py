@@ -4,11 +4,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from torch import Tensor
-
+from tinytrain.batches import Batch
 from tinytrain.device import best_device
-
-Batch = dict[str, Tensor]
 
 
 class Ahead:

@@ -16,6 +16,7 @@ from tinytrain.seeds import generator_for
 
 Document = Sequence[int] | Tensor
 Batch = dict[str, Tensor]
+"""``input_ids`` and ``labels`` ``[B,T]``, and what else the model takes by name (``attention_mask`` ``[B,T]``)"""
 
 
 def collate(
@@ -93,6 +94,21 @@ def padding_waste(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> f
     positions = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
     real = sum(lengths[i] for batch in batches for i in batch)
     return (positions - real) / positions if positions else 0.0
+
+
+def count_positions(batches: Sequence[Batch]) -> list[Tensor]:
+    """[all positions, those that carry no token]: ``attention_mask`` is 0 there, or ``doc_ids`` below 0.
+
+    Both ``[]``, int64, where the batches are; on a GPU nothing waits for them.
+    """
+    device, positions = batches[0]["input_ids"].device, sum(batch["input_ids"].numel() for batch in batches)
+    padded = torch.zeros((), dtype=torch.int64, device=device)
+    for batch in batches:
+        if "attention_mask" in batch:
+            padded += (batch["attention_mask"] == 0).sum()
+        if "doc_ids" in batch:
+            padded += (batch["doc_ids"] < 0).sum()
+    return [torch.full_like(padded, positions), padded]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,12 @@ def forward_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     Raises ``ValueError`` for what the model does not take. ``**kwargs`` take any name but ``positions`` and
     ``doc_ids``: in a model that overlooks one of those, packed documents would see each other, and no error say so.
     """
-    extras = {name: value for name, value in fitted(model, batch).items() if name not in KEPT}
+    return fitted_logits(model, fitted(model, batch))
+
+
+def fitted_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """Logits ``[B,T,V]`` for a batch that ``fitted`` gave, wherever its tensors lie by now."""
+    extras = {name: value for name, value in batch.items() if name not in KEPT}
     return logits_of(model(batch["input_ids"], **extras))
 
 

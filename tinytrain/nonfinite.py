@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from tinytrain.batches import Batch
 from tinytrain.blame import Blame, Passage, blame, blamed
 from tinytrain.loss import count_targets
 from tinytrain.observe import keep_modes_and_buffers
 from tinytrain.precision import Precision
-from tinytrain.step import Batch, loss_sum
+from tinytrain.step import loss_sum
 from tinytrain.tensors import Phase, is_bad
 from tinytrain.trace import Role, Trace
 

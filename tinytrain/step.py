@@ -7,18 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tinytrain.batches import Batch, count_positions
 from tinytrain.device import device_of, to_device
 from tinytrain.distributed.group import total
 from tinytrain.distributed.wrap import after_backward, is_sharded, sharers, synchronising, whole
-from tinytrain.forward import fitted, forward_logits
+from tinytrain.forward import fitted, fitted_logits
 from tinytrain.loss import check_labels, count_targets, cross_entropy, unchecked_loss_sum
 from tinytrain.observe import observing
 from tinytrain.precision import Precision
 from tinytrain.vocabulary import check_ids
 from tinytrain.weights import unwrap
-
-Batch = dict[str, Tensor]
-"""``input_ids`` and ``labels`` ``[B,T]``, and what else the model takes by name (``attention_mask`` ``[B,T]``)"""
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,10 @@ class StepReport:
     """why it was skipped"""
     scale: float = 1.0
     """what the loss was multiplied by for the backward pass; 1 except in FP16"""
+    positions: int = 0
+    """all positions of the update, in all processes"""
+    padded: int = 0
+    """those of them that carry no token"""
 
 
 def train_step(
@@ -71,9 +73,10 @@ def train_step(
     if not (math.isfinite(lr) and lr >= 0 and max_grad_norm > 0):
         raise ValueError(f"lr={lr} must be finite and 0 or more, max_grad_norm={max_grad_norm} more than 0")
     model.zero_grad(set_to_none=True)  # at the start: a gradient left by somebody's own backward must not join in
+    positions = count_positions(micro_batches)
     targets = torch.stack([count_targets(batch["labels"]) for batch in micro_batches]).sum()
     if processes > 1:
-        targets = total(targets.to(device, non_blocking=True))
+        targets, *positions = total(torch.stack([targets, *positions]).to(device, non_blocking=True))
     divisor = targets.clamp(min=1) / processes  # the processes' gradients are averaged, and their sum is meant
 
     loss = torch.zeros((), device=device)
@@ -89,7 +92,7 @@ def train_step(
     scale = precision.unscale(optimizer)  # before clipping: the limit is meant for the true gradient
     trained = [p for group in optimizer.param_groups for p in group["params"]]
     norm = whole(nn.utils.clip_grad_norm_(trained, max_grad_norm))
-    report = _read(loss, norm, scale, lr, targets)
+    report = _read(loss, norm, scale, lr, [targets, *positions])
     precision.check_scale(report.scale)
     if not report.skipped:
         for group in optimizer.param_groups:
@@ -130,23 +133,32 @@ def loss_sum(model: nn.Module, batch: Batch, precision: Precision) -> Tensor:
         with precision.autocast(device):
             return model(**batch)
     with precision.autocast(device):
-        logits = forward_logits(model, batch)
+        logits = fitted_logits(model, batch)
     if leaves_the_cpu:
         check_labels(labels, logits.shape[-1])
         return unchecked_loss_sum(logits, batch["labels"])
     return cross_entropy(logits, batch["labels"], reduction="sum")
 
 
-def _read(loss: Tensor, norm: Tensor, scale: Tensor, lr: float, targets: Tensor) -> StepReport:
+def _read(loss: Tensor, norm: Tensor, scale: Tensor, lr: float, counts: list[Tensor]) -> StepReport:
     """Bring the numbers of an update to the host: the one place where a step waits for the device."""
     numbers = [loss, norm.to(loss), scale.to(loss)]
-    if targets.device.type == "cuda":  # with the others, for a read of its own would wait once more
-        numbers = [number.double() for number in [*numbers, targets]]
-        *values, tokens = torch.stack(numbers).tolist()
+    if counts[0].device.type == "cuda":  # with the others, for a read of its own would wait once more
+        *values, targets, positions, padded = torch.stack([n.double() for n in [*numbers, *counts]]).tolist()
     else:
-        values, tokens = torch.stack(numbers).tolist(), targets.item()
-    reason = _why_skip(values[0], values[1], int(tokens))
-    return StepReport(values[0], values[1], lr, int(tokens), skipped=bool(reason), reason=reason, scale=values[2])
+        values, (targets, positions, padded) = torch.stack(numbers).tolist(), torch.stack(counts).tolist()
+    reason = _why_skip(values[0], values[1], int(targets))
+    return StepReport(
+        loss=values[0],
+        grad_norm=values[1],
+        lr=lr,
+        tokens=int(targets),
+        skipped=bool(reason),
+        reason=reason,
+        scale=values[2],
+        positions=int(positions),
+        padded=int(padded),
+    )
 
 
 def _why_skip(loss: float, grad_norm: float, tokens: int) -> str:

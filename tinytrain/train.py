@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from tinytrain.batches import Batch
 from tinytrain.bits import bits_per_byte
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
@@ -28,10 +29,10 @@ from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
 from tinytrain.precision import Precision, check_float32
-from tinytrain.record import count_padding, record_of
+from tinytrain.record import record_of
 from tinytrain.resume import generators_of, read_newest, restore, settings_of, shards_of, state_of
 from tinytrain.runlog import RunLog
-from tinytrain.step import Batch, Evaluation, StepReport, check_micro_batches, evaluate, train_step
+from tinytrain.step import Evaluation, StepReport, check_micro_batches, evaluate, train_step
 from tinytrain.weights import unwrap
 
 __all__ = [
@@ -219,8 +220,7 @@ class Trainer:
         )
         end = time.perf_counter()
         self._count(report)
-        padded, positions = self._sums(count_padding(micro_batches))
-        record = record_of(self, report, padded=padded, positions=positions) | {
+        record = record_of(self, report) | {
             "tokens_per_second": report.tokens / (end - start),
             "seconds_data": ready - start,
             "seconds_step": end - ready,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tinytrain.attention import Causal, Masked
+from tinytrain.batches import Batch
 from tinytrain.corpus import load_corpus
 from tinytrain.course.threads import one_thread
 from tinytrain.data import RowBatches, TokenRows
@@ -21,7 +22,6 @@ from tinytrain.generators import keep_generators
 from tinytrain.model import GPT, ModelConfig
 from tinytrain.precision import LossScaleError, Precision
 from tinytrain.schedule import warmup_stable_decay
-from tinytrain.step import Batch
 from tinytrain.tokenizer import ByteTokenizer
 from tinytrain.train import TrainConfig, Trainer, TrainingFailedError
 
