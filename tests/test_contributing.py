@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("<!-- path:start -->")[1].split("<!-- path:end -->")[0]
 LINES = [line for line in BLOCK.splitlines() if line.strip("` ")]
-CALLED_AS = {"GPT.forward": "model", "RowBatches.__getitem__": "data"}  # what stands in the code that calls them
+CALLED_AS = {"GPT.forward": "model", "MicroBatches.__getitem__": "data"}  # what stands in the code that calls them
 FIRST_OF_A_CLASS = ("__init__", "__post_init__")
 
 

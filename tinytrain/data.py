@@ -123,8 +123,45 @@ def row_order(n_rows: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(n_rows, generator=generator_for("row order", seed=seed, epoch=epoch))
 
 
+class MicroBatches:
+    """Batch number n as micro-batches, whole or shared out: what all batches that are made of rows have in common."""
+
+    batch_size: int
+    micro_batch_size: int | None
+
+    @property
+    def batches_per_epoch(self) -> int:
+        raise NotImplementedError
+
+    def rows_of(self, batch: int) -> list[int]:
+        """The row numbers of batch number ``batch``, in order."""
+        raise NotImplementedError
+
+    def _batch_of(self, rows: list[int]) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def place(self, batch: int) -> tuple[int, int]:
+        """(epoch, batch within that epoch) of batch number ``batch``."""
+        if batch < 0:
+            raise IndexError(f"batch {batch}: batches are counted from 0")
+        return divmod(batch, self.batches_per_epoch)
+
+    def __getitem__(self, batch: int) -> list[dict[str, Tensor]]:
+        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
+        return [self._batch_of(rows[i : i + size]) for i in range(0, len(rows), size)]
+
+    def share(self, batch: int, *, rank: int, processes: int) -> list[dict[str, Tensor]]:
+        """What process ``rank`` of ``processes`` does of batch number ``batch``; all shares together are the batch.
+
+        Every process has the same number of micro-batches, and one that has no row left has one without a target.
+        """
+        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
+        plan = share_rows(rows, rank=rank, processes=processes, micro_batch_size=size)
+        return [self._batch_of(part) if part else without_targets(self._batch_of(rows[:1])) for part in plan]
+
+
 @dataclass(frozen=True, kw_only=True)
-class RowBatches:
+class RowBatches(MicroBatches):
     """Batch number n of a run, as the micro-batches of one update: ``batches[n]``.
 
     Batches are counted from 0 through all epochs; each epoch visits every row once, in ``row_order``. The last batch
@@ -153,12 +190,6 @@ class RowBatches:
     def batches_per_epoch(self) -> int:
         return -(-len(self.rows) // self.batch_size)
 
-    def place(self, batch: int) -> tuple[int, int]:
-        """(epoch, batch within that epoch) of batch number ``batch``."""
-        if batch < 0:
-            raise IndexError(f"batch {batch}: batches are counted from 0")
-        return divmod(batch, self.batches_per_epoch)
-
     def rows_of(self, batch: int) -> list[int]:
         """The row numbers of batch number ``batch``, in order."""
         epoch, within = self.place(batch)
@@ -174,18 +205,8 @@ class RowBatches:
             "text": self.rows.fingerprint(),
         }
 
-    def __getitem__(self, batch: int) -> list[dict[str, Tensor]]:
-        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
-        return [self.rows.stack(rows[i : i + size]) for i in range(0, len(rows), size)]
-
-    def share(self, batch: int, *, rank: int, processes: int) -> list[dict[str, Tensor]]:
-        """What process ``rank`` of ``processes`` does of batch number ``batch``; all shares together are the batch.
-
-        Every process has the same number of micro-batches, and one that has no row left has one without a target.
-        """
-        rows, size = self.rows_of(batch), self.micro_batch_size or self.batch_size
-        plan = share_rows(rows, rank=rank, processes=processes, micro_batch_size=size)
-        return [self.rows.stack(part) if part else without_targets(self.rows.stack(rows[:1])) for part in plan]
+    def _batch_of(self, rows: list[int]) -> dict[str, Tensor]:
+        return self.rows.stack(rows)
 
     def _order(self, epoch: int) -> Tensor:
         if epoch not in self._orders:  # a permutation is kept, for it is asked for by every batch of its epoch

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinytrain.batches import Batch, Document, Packed, bucket, collate, pack, padding_waste, pieces_of
-from tinytrain.data import row_order, share_rows, without_targets
+from tinytrain.batches import Batch, Document, Packed, bucket, collate, cut_document, pack, padding_waste
+from tinytrain.data import MicroBatches, row_order
 from tinytrain.vocabulary import check_ids
 
 WAYS = ("random", "bucketed", "packed")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentBatches:
+class DocumentBatches(MicroBatches):
     """Batch number n of a run over documents, as the micro-batches of one update: ``batches[n]``.
 
     ``way="random"`` pads each micro-batch to its longest row; ``"bucketed"`` puts rows of like length together first;
@@ -63,7 +63,9 @@ class DocumentBatches:
         if self.way == "packed":
             self._packed.append(pack(self.documents, self.row_length, pad_id=self.pad_id))
         else:
-            self._pieces.extend(piece for document in self.documents for piece in pieces_of(document, self.row_length))
+            self._pieces.extend(
+                piece for document in self.documents for piece in cut_document(document, self.row_length)
+            )
             if not self._pieces:
                 raise ValueError(f"none of the {len(self.documents)} documents has two tokens or more to predict from")
 
@@ -76,23 +78,10 @@ class DocumentBatches:
     def batches_per_epoch(self) -> int:
         return -(-self.n_rows // self.batch_size)
 
-    def place(self, batch: int) -> tuple[int, int]:
-        """(epoch, batch within that epoch) of batch number ``batch``."""
-        if batch < 0:
-            raise IndexError(f"batch {batch}: batches are counted from 0")
-        return divmod(batch, self.batches_per_epoch)
-
-    def __getitem__(self, batch: int) -> list[Batch]:
+    def rows_of(self, batch: int) -> list[int]:
+        """The row numbers of batch number ``batch``, in order."""
         epoch, within = self.place(batch)
-        rows, size = self._plan(epoch)[within], self.micro_batch_size or self.batch_size
-        return [self._batch(rows[i : i + size]) for i in range(0, len(rows), size)]
-
-    def share(self, batch: int, *, rank: int, processes: int) -> list[Batch]:
-        """What process ``rank`` of ``processes`` does of batch number ``batch``, as ``RowBatches.share``."""
-        epoch, within = self.place(batch)
-        rows, size = self._plan(epoch)[within], self.micro_batch_size or self.batch_size
-        plan = share_rows(rows, rank=rank, processes=processes, micro_batch_size=size)
-        return [self._batch(part) if part else without_targets(self._batch(rows[:1])) for part in plan]
+        return self._plan(epoch)[within]
 
     def waste(self, epoch: int = 0) -> float:
         """Share of positions in an epoch that are padding, 0 to 1."""
@@ -110,7 +99,7 @@ class DocumentBatches:
         names = ("batch_size", "row_length", "seed", "way")
         return {name: getattr(self, name) for name in names} | {"text": text.hexdigest()}
 
-    def _batch(self, rows: list[int]) -> Batch:
+    def _batch_of(self, rows: list[int]) -> Batch:
         if self.way == "packed":
             return self._packed[0].batch(rows)
         return collate([self._pieces[row] for row in rows], pad_id=self.pad_id)

@@ -57,10 +57,11 @@ def hash_of(manifest: dict[str, Any]) -> "hashlib.blake2b":
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16)
 
 
-def checksum_of(path: Path, manifest: dict[str, Any]) -> str:
-    """The checksum over a manifest and a file, as ``write_synced`` with ``hash_of(manifest)`` returned it."""
+def checksum_of(path: Path, manifest: dict[str, Any] | None = None) -> str:
+    """The checksum of a file, or that over a manifest and a file which ``write_synced`` returned for both."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hash_of(manifest)).hexdigest()
+        digest = hashlib.blake2b(digest_size=16) if manifest is None else hash_of(manifest)
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -17,7 +17,6 @@ from tinytrain.corpus import choose_held_out, parts_well
 from tinytrain.durable import sync_folder, write_synced
 from tinytrain.text_stream import Source, Survey, sources_of, survey
 from tinytrain.token_file import (
-    FILE,
     PARTS,
     TokenFileError,
     TokenFolder,
@@ -27,7 +26,7 @@ from tinytrain.token_file import (
     open_tokens,
     write_manifest,
 )
-from tinytrain.tokenizer import DEFAULT_VOCABULARY, Tokenizer, choose_tokenizer
+from tinytrain.tokenizer import DEFAULT_VOCABULARY, FILE, Tokenizer, choose_tokenizer
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,17 @@ WRAPPERS = ("module", "_orig_mod")  # DistributedDataParallel and torch.compile
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside ``DistributedDataParallel``, ``DataParallel`` and ``torch.compile``, however they are nested."""
-    while True:
-        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-            model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model.get_submodule("_orig_mod")
-        else:
-            return model
+    model = uncompiled(model)
+    while isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        model = uncompiled(model.module)
+    return model
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside ``torch.compile``."""
+    while "_orig_mod" in model._modules:
+        model = model.get_submodule("_orig_mod")
+    return model
 
 
 def load_model_state(model: nn.Module, state: Mapping[str, Tensor], source: str = "the saved weights") -> None:

@@ -42,6 +42,11 @@ def world_size() -> int:
     return dist.get_world_size() if in_group() else 1
 
 
+def device_for(processes: int) -> str:
+    """``"cuda"`` where so many processes on this machine can have a GPU each, else ``"cpu"``."""
+    return "cuda" if torch.cuda.is_available() and processes <= torch.cuda.device_count() else "cpu"
+
+
 @contextmanager
 def process_group(
     *, device: str | None = None, timeout_s: float = 600.0, rendezvous: str | None = None
@@ -58,7 +63,7 @@ def process_group(
     if missing := [name for name in names if name not in os.environ]:
         raise ValueError(f"the environment has no {', '.join(missing)}: start with launch or torchrun, which set them")
     me, world, local, here = (int(os.environ[name]) for name in names)
-    device = device or ("cuda" if torch.cuda.is_available() and here <= torch.cuda.device_count() else "cpu")
+    device = device or device_for(here)
     keywords: dict[str, Any] = {"backend": "gloo", "timeout": timedelta(seconds=timeout_s)}
     if device == "cuda":
         if local >= torch.cuda.device_count():

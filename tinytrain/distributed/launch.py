@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from tinytrain.distributed.group import process_group, under_torchrun
+from tinytrain.distributed.group import device_for, process_group, under_torchrun
 from tinytrain.distributed.worker import Failed, Job, Returned, run_job
 
 SETTLE_SECONDS = 0.3
@@ -87,7 +87,7 @@ def launch(
     if not (isinstance(timeout_s, (int, float)) and 0 < timeout_s < math.inf):
         raise ValueError(f"timeout_s={timeout_s!r} must be a number of seconds above 0")
     call = _sendable(fn, args)
-    device = device or ("cuda" if torch.cuda.is_available() and nprocs <= torch.cuda.device_count() else "cpu")
+    device = device or device_for(nprocs)
     folder = tempfile.mkdtemp(prefix="tinytrain_")  # a fresh one each time: an old rendezvous file would mislead
     jobs = [
         Job(rank, nprocs, call, f"{folder}/rendezvous", device, timeout_s, dict(os.environ)) for rank in range(nprocs)

@@ -3,7 +3,6 @@
 The files are those of ``torch.distributed.checkpoint``.
 """
 
-import hashlib
 import io
 import pickle
 import warnings
@@ -19,6 +18,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor, distribute_tensor, zeros
 
 from tinytrain.distributed.group import gathered, in_group, rank
+from tinytrain.durable import checksum_of
 
 METADATA = ".metadata"
 SAFE = {
@@ -57,14 +57,8 @@ def save_shards(folder: Path, tree: Tree) -> dict[str, str]:
         raise ShardsError(f"{folder} could not be written: {_reason(error)}") from error
     mine = [path for path in folder.iterdir() if path.name.startswith(f"__{rank()}_")]
     mine += [folder / METADATA] if rank() == 0 else []
-    sums = {path.name: checksum(path) for path in mine}
+    sums = {path.name: checksum_of(path) for path in mine}
     return {name: value for part in gathered(sums) for name, value in part.items()}
-
-
-def checksum(path: Path) -> str:
-    """Of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def check_shards(folder: Path, checksums: Mapping[str, str]) -> None:
@@ -73,7 +67,7 @@ def check_shards(folder: Path, checksums: Mapping[str, str]) -> None:
         path = folder / name
         if not path.is_file():
             raise ShardsError(f"{path} is missing")
-        if (found := checksum(path)) != wanted:
+        if (found := checksum_of(path)) != wanted:
             raise ShardsError(f"{path} is damaged: its checksum is {found}, not {wanted}")
 
 

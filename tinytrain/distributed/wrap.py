@@ -19,6 +19,7 @@ from tinytrain.device import device_of
 from tinytrain.distributed.group import check_device, world_size
 from tinytrain.precision import DTYPES
 from tinytrain.recompute import blocks_of, recompute_activations
+from tinytrain.weights import uncompiled
 
 
 def replicate(model: nn.Module, *, find_unused_parameters: bool = False) -> DistributedDataParallel:
@@ -100,13 +101,6 @@ def is_sharded(model: nn.Module) -> bool:
     """True for a model that ``shard`` or ``fully_shard`` has shared out."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: then nothing was sharded
     return fsdp is not None and isinstance(uncompiled(model), fsdp.FSDPModule)
-
-
-def uncompiled(model: nn.Module) -> nn.Module:
-    """The model inside ``torch.compile``."""
-    while "_orig_mod" in model._modules:
-        model = model.get_submodule("_orig_mod")
-    return model
 
 
 def _copy_of(model: nn.Module) -> DistributedDataParallel | None:
