@@ -65,6 +65,9 @@ class Spy(nn.Module):
         ({"max_positions": 3}, [2, 3, 3, 3]),
         ({"max_position_embeddings": 3}, [2, 3, 3, 3]),
         ({"n_positions": 4}, [2, 3, 4, 4]),
+        ({"context_length": 3}, [2, 3, 3, 3]),
+        ({"block_size": 3}, [2, 3, 3, 3]),
+        ({"block_size": 2, "max_position_embeddings": 3}, [2, 3, 3, 3]),
         ({}, [2, 3, 4, 5]),
     ],
 )

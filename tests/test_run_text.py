@@ -1,10 +1,13 @@
 import json
 import math
 import shutil
+import warnings
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
+import tinytrain.corpus
 from tinytrain.bpe import BPETokenizer
 from tinytrain.commands import main
 from tinytrain.corpus import load_corpus
@@ -49,6 +52,26 @@ CURVE = ("batch", "loss", "grad_norm", "eval_loss", "eval_bits_per_byte")
 
 def curve_of(run):
     return [{name: line[name] for name in CURVE if name in line} for line in log_of(run)]
+
+
+def test_files_without_text_are_named_once(tmp_path, capfd):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "poem.txt").write_text(TEXT * 100, encoding="utf-8")
+    (folder / "empty.txt").write_text("", encoding="utf-8")
+    assert main([*QUICK, "--corpus", str(folder), "--processes", "2", "--out", str(tmp_path / "run")]) == 0
+    out, err = capfd.readouterr()
+    assert out.count("left out, for they hold no text: empty.txt") == 1 and "empty.txt" not in err
+
+
+def test_another_text_than_the_one_asked_for_is_told_once(tmp_path, monkeypatch, capsys):
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(tinytrain.corpus, "distribution", missing)
+    with warnings.catch_warnings(record=True) as warned:
+        assert main([*QUICK, "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("using Python's own documentation text") == 1 and not warned
 
 
 def test_a_corpus_is_read_as_bytes_or_as_bpe_learned_from_its_training_part(tmp_path, poem):

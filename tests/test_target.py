@@ -1,10 +1,12 @@
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
 from tinytrain.commands import main
+from tinytrain.generate import LONGEST_ROW, longest_row
 from tinytrain.model import GPT, PRESETS
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of
 
@@ -104,6 +106,13 @@ def test_the_command_works_from_a_shell(mine):
         [sys.executable, "-m", "tinytrain", "preflight", "mine.py:unshifted"], capture_output=True, text=True
     )
     assert done.returncode == 1 and "failed; mend the first: labels shifted once" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", LONGEST_ROW)
+def test_a_batch_is_no_longer_than_the_longest_row_that_generate_knows(name):
+    model = nn.Linear(2, 2)
+    model.config = SimpleNamespace(**{name: 7})
+    assert row_length_of(model) == longest_row(model) == 7
 
 
 def test_the_vocabulary_and_the_row_length_show_in_the_model():

@@ -23,7 +23,7 @@ from tinytrain.device import best_device, is_out_of_memory
 from tinytrain.distributed import LaunchError, launch, rank, under_torchrun, world_size
 from tinytrain.distributed.group import on_first, process_group
 from tinytrain.generate import sample
-from tinytrain.model import GPT, PRESETS
+from tinytrain.model import GPT, find_preset
 from tinytrain.option_types import MaybeBool, MaybeInt, shown_as
 from tinytrain.plan_command import Plan, planned
 from tinytrain.precision import LossScaleError
@@ -111,11 +111,9 @@ def resume(
 
 def preflight(options: Preflight) -> bool:
     """Print the report on the model that ``options`` name; True if no line failed."""
-    if options.target is None and options.preset not in PRESETS:
-        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
     torch.manual_seed(options.seed)
     model, batch, optimizer = (
-        (GPT(PRESETS[options.preset]).to(best_device()), None, None)
+        (GPT(find_preset(options.preset)).to(best_device()), None, None)
         if options.target is None
         else load_target(options.target)
     )
@@ -185,8 +183,8 @@ def resume_command(folder: Path) -> str:
 
 
 def _run(options: Train, *, resumed: bool = False, override: Collection[str] = ()) -> FitReport:
+    most = find_preset(options.preset).max_positions
     _check(options)
-    most = PRESETS[options.preset].max_positions
     row_length = most if options.row_length is None else options.row_length
     if row_length > most:
         raise ValueError(f"row_length={row_length} is longer than preset {options.preset}'s {most}")
@@ -211,6 +209,8 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
         seed=options.seed,
     )
     if first:
+        if text.notice:
+            print(text.notice)
         print(f"{parameters:,} parameters, {len(text.train.ids):,} tokens of {text.name}", flush=True)
     validation = list(text.valid.batches(64, limit=options.eval_rows)) if text.valid else None
     per_token = bytes_per_target(validation, text.tokenizer.token_bytes()) if validation else None
@@ -239,8 +239,6 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
 
 def _check(options: Train) -> None:
     """Refuse before anything is loaded what would fail after it."""
-    if options.preset not in PRESETS:
-        raise ValueError(f"preset {options.preset!r} is not one of {', '.join(PRESETS)}")
     if not options.prompt:
         raise ValueError("prompt is empty: give at least one character for the sample at the end")
     if not 0 <= options.seed < 2**63:

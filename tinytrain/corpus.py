@@ -10,7 +10,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -191,15 +191,26 @@ def _hidden(relative: Path) -> bool:
 
 
 def _split_position(corpus: Corpus, fraction: float, _seed: int) -> tuple[list[Document], list[Document]]:
-    left = round(sum(len(document.text) for document in corpus.documents) * (1.0 - fraction))
+    sizes = [len(document.text) for document in corpus.documents]
     train, validation = [], []
-    for document in corpus.documents:
-        cut = min(max(left, 0), len(document.text))
-        left -= len(document.text)
+    for document, cut in zip(corpus.documents, cuts_at(1.0 - fraction, sizes), strict=True):
         for side, text in ((train, document.text[:cut]), (validation, document.text[cut:])):
             if text:
                 side.append(Document(document.name, text))
     return train, validation
+
+
+def cuts_at(share: float, sizes: Sequence[int]) -> list[int]:
+    """How much of each text, of the sizes given, lies in the first ``share`` of all of them together.
+
+    >>> cuts_at(0.5, [4, 4, 4])
+    [4, 2, 0]
+    """
+    left, cuts = round(sum(sizes) * share), []
+    for size in sizes:
+        cuts.append(min(max(left, 0), size))
+        left -= size
+    return cuts
 
 
 def _split_documents(corpus: Corpus, fraction: float, seed: int) -> tuple[list[Document], list[Document]]:

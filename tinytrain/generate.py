@@ -1,7 +1,6 @@
 """Text from a model, token by token, without touching its training."""
 
 import math
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -9,16 +8,10 @@ from torch import Tensor, nn
 from tinytrain.device import device_of
 from tinytrain.forward import logits_of
 from tinytrain.observe import observing
+from tinytrain.tokenizer import Codec
 
-
-class Tokenizer(Protocol):
-    """What ``sample`` needs of a tokenizer."""
-
-    vocab_size: int
-    """ids are 0..vocab_size-1; a model may have more, which no text holds"""
-
-    def encode(self, text: str) -> Tensor: ...
-    def decode(self, ids: Tensor) -> str: ...
+LONGEST_ROW = ("max_positions", "max_position_embeddings", "n_positions", "context_length", "block_size")
+"""what configs call it; the first that is there counts, for a ``block_size`` may also be one of sparse attention"""
 
 
 def generate(
@@ -61,10 +54,9 @@ def generate(
 
 
 def longest_row(model: nn.Module) -> int | None:
-    """The longest row that the model's config names, ours or Hugging Face's; None if it names none."""
+    """The longest row that the model's config names, under one of the usual names; None if it names none."""
     config = getattr(model, "config", None)
-    names = ("max_positions", "max_position_embeddings", "n_positions")
-    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
+    return next((value for name in LONGEST_ROW if isinstance(value := getattr(config, name, None), int)), None)
 
 
 def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
@@ -79,7 +71,7 @@ def _draw(logits: Tensor, temperature: float, generator: torch.Generator) -> Ten
 
 def sample(
     model: nn.Module,
-    tokenizer: Tokenizer,
+    tokenizer: Codec,
     prompt: str,
     max_new_tokens: int = 200,
     *,

@@ -57,6 +57,13 @@ PRESETS: dict[str, ModelConfig] = {
 }
 
 
+def find_preset(name: str) -> ModelConfig:
+    """The sizes called ``name``. Raises ``ValueError`` that lists the names there are."""
+    if name not in PRESETS:
+        raise ValueError(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
+
+
 class Attention(nn.Module):
     """Self-attention with H heads; ``attend`` says who may look at whom."""
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from tinytrain.model import PRESETS
+from tinytrain.model import find_preset
 from tinytrain.option_types import MaybeFloat, MaybeInt
 from tinytrain.watch.planner import PEAK_TFLOPS, plan
 from tinytrain.watch.planner import Plan as Planned
@@ -44,10 +44,9 @@ class Plan:
 
 def planned(options: Plan) -> Planned:
     """The plan that ``options`` ask for. Raises ``ValueError`` for an unknown name, or for what cannot be."""
-    for name, known in (("preset", PRESETS), ("gpu", PEAK_TFLOPS)):
-        if getattr(options, name) not in known:
-            raise ValueError(f"{name} {getattr(options, name)!r} is not one of {', '.join(known)}")
-    config = PRESETS[options.preset]
+    config = find_preset(options.preset)
+    if options.gpu not in PEAK_TFLOPS:
+        raise ValueError(f"gpu {options.gpu!r} is not one of {', '.join(PEAK_TFLOPS)}")
     if options.vocab_size is not None:
         config = replace(config, vocab_size=options.vocab_size)
     return plan(

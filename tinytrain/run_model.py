@@ -7,7 +7,7 @@ from torch import nn
 from tinytrain.compiled import compile_blocks
 from tinytrain.device import best_device
 from tinytrain.distributed import shard
-from tinytrain.model import GPT, PRESETS, ModelConfig
+from tinytrain.model import GPT, ModelConfig, find_preset
 from tinytrain.recompute import recompute_activations
 from tinytrain.run_options import Train
 from tinytrain.vocabulary import rounded_up
@@ -21,7 +21,7 @@ def model_config(options: Train, vocab_size: int) -> ModelConfig:
     draws them. A loss is the model's own, with what it wastes on them: ln V of a fresh model counts them.
     """
     wide = rounded_up(vocab_size, options.pad_vocab_to)
-    return replace(PRESETS[options.preset], vocab_size=wide, dropout=options.dropout)
+    return replace(find_preset(options.preset), vocab_size=wide, dropout=options.dropout)
 
 
 def build_model(options: Train, vocab_size: int) -> tuple[nn.Module, int]:

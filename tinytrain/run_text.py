@@ -1,5 +1,6 @@
 """What a run reads: the rows it is trained on, the rows that are held out, and the tokenizer of both."""
 
+import warnings
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -23,6 +24,8 @@ class RunText:
     train: TokenRows
     valid: TokenRows | None
     """None: nothing is held out, so there is no evaluation"""
+    notice: str = ""
+    """what a reader should know about how the text was found"""
 
 
 def text_of(options: Train, row_length: int, *, resumed: bool = False) -> RunText:
@@ -39,13 +42,15 @@ def text_of(options: Train, row_length: int, *, resumed: bool = False) -> RunTex
         tokenizer = load_run_tokenizer(options.out)
     elif options.tokenizer != "bpe":  # before the corpus is read: what is refused is refused at once
         tokenizer = choose_tokenizer(options.tokenizer, [], options.vocab_size)
-    corpus = load_corpus(options.corpus, pattern=options.pattern)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* needs the package")  # the notice says it, once for all processes
+        corpus = load_corpus(options.corpus, pattern=options.pattern)
     parts = corpus.split()
     if tokenizer is None:
         learned = on_first(lambda: _learn(parts[0].text, options.vocab_size))
         tokenizer = BPETokenizer.from_json(learned, "the vocabulary that process 0 learned")
     train, valid = (TokenRows(tokenizer.encode(p.text), row_length, tokenizer.vocab_size, p.name) for p in parts)
-    return RunText(corpus.name, tokenizer, train, valid)
+    return RunText(corpus.name, tokenizer, train, valid, corpus.notice)
 
 
 def _learn(text: str, vocab_size: int | None) -> str:

@@ -9,7 +9,7 @@ from tinytrain.bpe import END_OF_TEXT
 from tinytrain.checkpoint import Checkpointer
 from tinytrain.device import best_device
 from tinytrain.generate import sample
-from tinytrain.model import GPT, PRESETS
+from tinytrain.model import GPT
 from tinytrain.option_types import MaybeText
 from tinytrain.run_model import model_config
 from tinytrain.run_options import load_options, load_run_tokenizer
@@ -36,8 +36,6 @@ class Sample:
 def sample_run(options: Sample) -> str:
     """The prompt and its continuation. Raises ``ValueError`` for a folder without a run or a whole checkpoint."""
     run, tokenizer = load_options(options.folder), load_run_tokenizer(options.folder)
-    if run.preset not in PRESETS:
-        raise ValueError(f"preset {run.preset!r} is not one of {', '.join(PRESETS)}")
     model = GPT(model_config(run, tokenizer.vocab_size)).to(best_device())
     checkpoint, state = Checkpointer(options.folder / CHECKPOINTS).load()
     weights = with_ties(model.state_dict(), state["model"])  # shards hold a tied weight once

@@ -13,7 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tinytrain.bpe import check_vocab_size, enough_to_learn_from
-from tinytrain.corpus import choose_held_out, parts_well
+from tinytrain.corpus import choose_held_out, cuts_at, parts_well
 from tinytrain.durable import sync_folder, write_synced
 from tinytrain.text_stream import Source, Survey, sources_of, survey
 from tinytrain.token_file import (
@@ -142,25 +142,14 @@ def divide(documents: Sequence[Survey], share: float, seed: int) -> tuple[dict[s
         train = [stretch for stretch in whole if stretch.document.digest not in held_out]
         valid, by = [stretch for stretch in whole if stretch.document.digest in held_out], "document"
     else:
-        train, valid = _cut_at(whole, round(total * (1.0 - share)))
-        by = "position"
+        cuts, by = cuts_at(1.0 - share, [d.characters for d in documents]), "position"
+        train = [Stretch(d, 0, cut) for d, cut in zip(documents, cuts, strict=True) if cut > 0]
+        valid = [Stretch(d, cut, d.characters) for d, cut in zip(documents, cuts, strict=True) if cut < d.characters]
     if not (train and valid):
         raise ValueError(
             f"{total} characters are too few to hold out valid_share={share} of them: give more text, or valid_share=0"
         )
     return dict(zip(PARTS, (train, valid), strict=True)), by
-
-
-def _cut_at(stretches: Iterable[Stretch], place: int) -> tuple[list[Stretch], list[Stretch]]:
-    before, after = [], []
-    for stretch in stretches:
-        cut = min(max(place, 0), stretch.stop)
-        place -= stretch.stop
-        if cut > 0:
-            before.append(Stretch(stretch.document, 0, cut))
-        if cut < stretch.stop:
-            after.append(Stretch(stretch.document, cut, stretch.stop))
-    return before, after
 
 
 def _look_at(sources: Sequence[Source], quiet: bool) -> list[Survey]:

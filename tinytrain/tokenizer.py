@@ -17,18 +17,24 @@ DEFAULT_VOCABULARY = 4096
 """tokens of a vocabulary that is learned, if nobody says how many"""
 
 
-class Tokenizer(Protocol):
-    """What the package needs of a tokenizer."""
+class Codec(Protocol):
+    """Text to ids and back: all that ``sample`` needs."""
 
     vocab_size: int
-    """V; ids are 0..V-1"""
+    """V; ids are 0..V-1. A model may have more, which no text holds"""
+
+    def encode(self, text: str) -> Tensor: ...
+    def decode(self, ids: Tensor) -> str: ...
+
+
+class Tokenizer(Codec, Protocol):
+    """What the package needs of a tokenizer."""
+
     end_of_text: int
     """the id that stands behind each document; no text holds it"""
     fingerprint: str
     """the same for two tokenizers that give the same ids to every text"""
 
-    def encode(self, text: str) -> Tensor: ...
-    def decode(self, ids: Tensor | list[int]) -> str: ...
     def encode_stream(self, texts: Iterable[str]) -> Iterator[np.ndarray]: ...
     def token_bytes(self) -> Tensor: ...
     def save(self, path: Path) -> None: ...

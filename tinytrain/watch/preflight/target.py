@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from tinytrain.generate import longest_row
+
 
 def load_target(target: str) -> tuple[nn.Module, dict[str, Any] | None, torch.optim.Optimizer | None]:
     """Call the factory; (model, batch, optimizer), the last two None if it returns only a model.
@@ -97,7 +99,4 @@ def vocabulary_of(model: nn.Module) -> int:
 
 def row_length_of(model: nn.Module, longest: int = 64) -> int:
     """Positions of a row that the model takes, as far as its config says, and at most ``longest``."""
-    config = getattr(model, "config", None)
-    names = ("max_positions", "n_positions", "max_position_embeddings", "block_size", "context_length")
-    known = [getattr(config, name) for name in names if isinstance(getattr(config, name, None), int)]
-    return min([longest, *known])
+    return min(longest, longest_row(model) or longest)
