@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 import tinytrain.bpe
-from tinytrain.bpe import END_OF_TEXT, BPETokenizer, pieces_of, thinned
+from tinytrain.bpe import END_OF_TEXT, BPETokenizer, cut_between_words, thinned
 from tinytrain.corpus import load_corpus
 
 TEXTS = ["To be, or not to be: that is the question. " * 30, "却说曹操引军追赶，玄德大惊，引军而走。\n" * 30]
@@ -63,7 +63,7 @@ def tokenizer():
 @pytest.fixture
 def small_pieces(monkeypatch):
     """Texts of a few characters are cut as long ones are."""
-    monkeypatch.setattr(tinytrain.bpe.pieces_of, "__defaults__", (8,))
+    monkeypatch.setattr(tinytrain.bpe.cut_between_words, "__defaults__", (8,))
 
 
 def tricky_texts(seed, count, length):
@@ -147,19 +147,19 @@ def test_a_text_in_pieces_has_the_ids_that_the_library_gives_the_whole(learned_f
     draw = random.Random(seed)
     for text in tricky_texts(seed, count=60, length=60):
         whole = learned_from_tricky._inner.encode(text, add_special_tokens=False).ids
-        pieces = list(pieces_of([text]))
+        pieces = list(cut_between_words([text]))
         if all(len(piece) < 16 or piece == pieces[-1] for piece in pieces):  # no word was too long for a piece
             assert learned_from_tricky.encode(text).tolist() == whole
         cuts = sorted(draw.randrange(len(text) + 1) for _ in range(4))
         parts = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert list(pieces_of(parts)) == pieces
+        assert list(cut_between_words(parts)) == pieces
         streamed = [id for ids in learned_from_tricky.encode_stream(parts) for id in ids.tolist()]
         assert streamed == learned_from_tricky.encode(text).tolist()
 
 
 def test_the_check_above_is_not_empty(small_pieces):
     texts = [text for seed in range(5) for text in tricky_texts(seed, count=60, length=60)]
-    cut = [list(pieces_of([text])) for text in texts]
+    cut = [list(cut_between_words([text])) for text in texts]
     whole = [all(len(piece) < 16 or piece == pieces[-1] for piece in pieces) for pieces in cut]
     assert sum(whole) > 100 and sum(len(pieces) > 2 for pieces, ok in zip(cut, whole, strict=True) if ok) > 50
 
@@ -168,14 +168,14 @@ def test_a_real_text_in_pieces_has_the_ids_of_the_whole():
     for name in ("shakespeare", "three_kingdoms"):
         text = load_corpus(name).text[:150_000]
         tokenizer = BPETokenizer.learn([text], 600)
-        pieces = list(pieces_of([text]))
+        pieces = list(cut_between_words([text]))
         assert "".join(pieces) == text and len(pieces) > 4
         assert tokenizer.encode(text).tolist() == tokenizer._inner.encode(text).ids
 
 
 @pytest.mark.parametrize("text", ["a" * 1000, " " * 1000, "三" * 1000, "\n" * 1000])
 def test_a_word_without_an_end_is_cut_and_nothing_is_lost(tokenizer, small_pieces, text):
-    pieces = list(pieces_of([text[:17], text[17:]]))
+    pieces = list(cut_between_words([text[:17], text[17:]]))
     assert "".join(pieces) == text and max(map(len, pieces)) <= 17
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -216,7 +216,7 @@ def test_the_vocabulary_does_not_depend_on_cores_hashes_or_the_process(monkeypat
 def test_where_a_text_is_cut_does_not_change_its_vocabulary(monkeypatch):
     text, found = load_corpus("shakespeare").text[:30_000], set()
     for size in (40, 1000, 1 << 20):  # no word of it has 80 characters
-        monkeypatch.setattr(tinytrain.bpe.pieces_of, "__defaults__", (size,))
+        monkeypatch.setattr(tinytrain.bpe.cut_between_words, "__defaults__", (size,))
         found.add(BPETokenizer.learn([text], 400).fingerprint)
     assert len(found) == 1
 

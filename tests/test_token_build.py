@@ -103,7 +103,7 @@ def test_the_vocabulary_is_learned_from_the_training_part_alone(tmp_path):
 
 def test_of_a_long_text_pieces_from_all_over_are_learned_from(tmp_path, monkeypatch):
     monkeypatch.setattr(tinytrain.bpe, "LEARN_FROM", 60_000)
-    monkeypatch.setattr(tinytrain.bpe.pieces_of, "__defaults__", (1000,))
+    monkeypatch.setattr(tinytrain.bpe.cut_between_words, "__defaults__", (1000,))
     read = []
     learn = tinytrain.bpe.BPETokenizer.learn
     monkeypatch.setattr(

@@ -167,7 +167,7 @@ def pack(documents: Sequence[Document], row_length: int, *, pad_id: int = 0) -> 
     if row_length < 1:
         raise ValueError(f"row_length={row_length} must be at least 1 position")
     tokens = [torch.as_tensor(document, dtype=torch.long) for document in documents]
-    pieces = [piece for row in tokens for piece in cut_document(row, row_length)]
+    pieces = [piece for row in tokens for piece in pieces_of(row, row_length)]
     if not pieces:
         raise ValueError(f"none of the {len(tokens)} documents has two tokens or more: there is nothing to predict")
     rows = _best_fit([len(piece) - 1 for piece in pieces], row_length)
@@ -193,7 +193,7 @@ def pack(documents: Sequence[Document], row_length: int, *, pad_id: int = 0) -> 
     return Packed(input_ids, labels, doc_ids, positions, statistics)
 
 
-def cut_document(document: Document, row_length: int) -> list[Tensor]:
+def pieces_of(document: Document, row_length: int) -> list[Tensor]:
     """Cut a document into pieces of at most ``row_length`` pairs; neighbours share a token, so no pair is lost.
 
     A document of fewer than two tokens has no pair, and gives no piece.

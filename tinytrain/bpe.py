@@ -87,7 +87,7 @@ class BPETokenizer:
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
-        pieces = (piece for text in texts for piece in pieces_of([text]))
+        pieces = (piece for text in texts for piece in cut_between_words([text]))
         if (first := next(pieces, None)) is None:
             raise ValueError("there is no text to learn a vocabulary from")
         inner.train_from_iterator(chain([first], pieces), trainer)
@@ -127,7 +127,7 @@ class BPETokenizer:
 
     def encode_stream(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """The ids of one long text that comes in pieces, in pieces: those of ``encode``, however the text was cut."""
-        pieces = pieces_of(texts)
+        pieces = cut_between_words(texts)
         while together := list(islice(pieces, 16)):  # on all cores; few, for each token takes memory on its way
             encoded = self._inner.encode_batch_fast(together, add_special_tokens=False)
             yield np.concatenate([np.asarray(part.ids, dtype=np.int64) for part in encoded])
@@ -155,7 +155,7 @@ def check_vocab_size(vocab_size: int) -> int:
 
 def enough_to_learn_from(texts: Iterable[Iterable[str]], n_bytes: float) -> Iterator[str]:
     """Pieces of ``texts``, each a text that comes in pieces, spread over all: about ``LEARN_FROM`` of ``n_bytes``."""
-    return thinned((piece for text in texts for piece in pieces_of(text)), LEARN_FROM / max(n_bytes, 1))
+    return thinned((piece for text in texts for piece in cut_between_words(text)), LEARN_FROM / max(n_bytes, 1))
 
 
 def thinned(pieces: Iterable[str], share: float) -> Iterator[str]:
@@ -172,7 +172,7 @@ def thinned(pieces: Iterable[str], share: float) -> Iterator[str]:
             yield piece
 
 
-def pieces_of(texts: Iterable[str], size: int = PIECE) -> Iterator[str]:
+def cut_between_words(texts: Iterable[str], size: int = PIECE) -> Iterator[str]:
     """One long text that comes in pieces, cut anew where no word is cut; ``size`` to ``2 * size`` characters each.
 
     Where the cuts are does not depend on how the text came.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tinytrain.batches import Batch, Document, Packed, bucket, collate, cut_document, pack, padding_waste
+from tinytrain.batches import Batch, Document, Packed, bucket, collate, pack, padding_waste, pieces_of
 from tinytrain.data import MicroBatches, row_order
 from tinytrain.vocabulary import check_ids
 
@@ -63,9 +63,7 @@ class DocumentBatches(MicroBatches):
         if self.way == "packed":
             self._packed.append(pack(self.documents, self.row_length, pad_id=self.pad_id))
         else:
-            self._pieces.extend(
-                piece for document in self.documents for piece in cut_document(document, self.row_length)
-            )
+            self._pieces.extend(piece for document in self.documents for piece in pieces_of(document, self.row_length))
             if not self._pieces:
                 raise ValueError(f"none of the {len(self.documents)} documents has two tokens or more to predict from")
 

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from tinytrain.bits import bits_per_byte, bytes_per_target
-from tinytrain.bpe import BPETokenizer, pieces_of, thinned
+from tinytrain.bpe import BPETokenizer, cut_between_words, thinned
 from tinytrain.corpus import Corpus, load_corpus
 from tinytrain.course.rules import SPREADS
 from tinytrain.data import RowBatches, TokenRows
@@ -52,7 +52,7 @@ def tokenizer_of(kind: str = "bpe") -> Tokenizer:
     """``"bytes"``, or 512 tokens learned from every eighth piece of the training text."""
     if kind == "bytes":
         return ByteTokenizer()
-    return BPETokenizer.learn(thinned(pieces_of([parts()[0].text]), 1 / 8), VOCAB)
+    return BPETokenizer.learn(thinned(cut_between_words([parts()[0].text]), 1 / 8), VOCAB)
 
 
 @cache
