@@ -1,5 +1,6 @@
 """Notebook 13's runs by size: repeatable, seeded, on texts that grow, judged on other plays."""
 
+import pytest
 import torch
 
 from tinytrain.course import sizes_13
@@ -13,18 +14,32 @@ def test_a_run_by_size_is_repeatable_and_evaluates_eight_times():
     assert run["evals"][16] < 5.6
 
 
-def test_a_seed_chooses_the_first_weights_and_the_order_of_rows(monkeypatch):
-    begun, trainer = [], sizes_13.Trainer
+@pytest.fixture
+def begun(monkeypatch):
+    """The models and the data that runs begin with."""
+    seen, trainer = [], sizes_13.Trainer
 
     def look(model, data, *rest, **named):
-        begun.append((next(model.parameters()).sum().item(), data.rows_of(0)))
+        seen.append((next(model.parameters()).sum().item(), data))
         return trainer(model, data, *rest, **named)
 
     monkeypatch.setattr(sizes_13, "Trainer", look)
+    return seen
+
+
+def test_a_seed_chooses_the_first_weights_and_the_order_of_rows(begun):
     for seed in (0, 1):
         learn(16, 4000, 4e-3, seed, 16)
-    (weights, order), (other_weights, other_order) = begun
-    assert weights != other_weights and order != other_order
+    (weights, data), (other_weights, other_data) = begun
+    assert weights != other_weights and data.rows_of(0) != other_data.rows_of(0)
+
+
+def test_a_batch_has_as_many_rows_as_asked_for_and_evaluations_do_not_change_a_run(begun):
+    small = learn(16, 4000, 4e-3, 0, 16, rows=4, evaluations=1)
+    usual = learn(16, 4000, 4e-3, 0, 16)
+    assert [len(data.rows_of(0)) for _, data in begun] == [4, 16]
+    assert list(small["evals"]) == [16] and small["evals"] != usual["evals"]
+    assert learn(16, 4000, 4e-3, 0, 16, rows=4)["evals"][16] == small["evals"][16]
 
 
 def test_texts_grow_from_the_same_start_and_held_out_rows_are_others():

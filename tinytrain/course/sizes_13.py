@@ -39,11 +39,22 @@ def sized(d_model: int) -> ModelConfig:
     return ModelConfig(vocab_size=256, d_model=d_model, n_layers=2, n_heads=d_model // 16, max_positions=ROW_LENGTH)
 
 
-def learn(d_model: int, characters: int, lr: float, seed: int, updates: int) -> dict[str, Any]:
-    """Train a model of this width on so much text; held-out loss by update, and the last training losses' mean."""
+def learn(
+    d_model: int,
+    characters: int,
+    lr: float,
+    seed: int,
+    updates: int,
+    rows: int = BATCH_ROWS,
+    evaluations: int = 8,
+) -> dict[str, Any]:
+    """Train a model of this width on so much text, with batches of so many rows.
+
+    ``"evals"`` is the held-out loss by update, ``"training"`` the mean of the last 20 training losses.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    data = RowBatches(rows=plays(characters), batch_size=BATCH_ROWS, seed=seed)
+    data = RowBatches(rows=plays(characters), batch_size=rows, seed=seed)
     evals, losses = {}, []
 
     def look(record: dict[str, Any]) -> None:
@@ -51,6 +62,7 @@ def learn(d_model: int, characters: int, lr: float, seed: int, updates: int) -> 
         if "eval_loss" in record:
             evals[record["step"]] = record["eval_loss"]
 
-    config = TrainConfig(total_steps=updates, max_lr=lr, warmup_steps=updates // 20, eval_every=updates // 8)
+    every = updates // evaluations
+    config = TrainConfig(total_steps=updates, max_lr=lr, warmup_steps=updates // 20, eval_every=every)
     Trainer(GPT(sized(d_model)), data, config, [look], validation=list(held_out())).fit()
     return {"evals": evals, "training": statistics.mean(losses[-20:])}
