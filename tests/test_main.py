@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-import tinytrain.commands
+import tinytrain.commands.run
+import tinytrain.commands.run_model
 import tinytrain.precision
-import tinytrain.run_model
-from tinytrain.commands import ProgressBar, Train, load_options, main, save_options
+from tinytrain.commands.main import main
+from tinytrain.commands.run import ProgressBar
+from tinytrain.commands.run_options import Train, load_options, save_options
 from tinytrain.model import GPT, PRESETS
 from tinytrain.precision import LossScaleError
 from tinytrain.train import Trainer, TrainingFailedError
@@ -282,7 +284,7 @@ def test_the_options_reach_the_run(tmp_path, text, monkeypatch):
             seen.update(model=model, data=data, config=config, validation=validation, bytes_per_token=bytes_per_token)
             super().__init__(model, data, config, callbacks, validation=validation)
 
-    monkeypatch.setattr(tinytrain.commands, "Trainer", Spy)
+    monkeypatch.setattr(tinytrain.commands.run, "Trainer", Spy)
     options = {
         "--max-lr": "0.002", "--weight-decay": "0.05", "--dropout": "0.25", "--micro-batch-size": "1",
         "--eval-every": "3", "--seed": "7", "--row-length": "32", "--warmup-steps": "2", "--precision": "bf16",
@@ -304,7 +306,7 @@ def test_the_seed_decides_the_first_weights(tmp_path, text, monkeypatch):
         built.append(GPT(config).state_dict())
         return GPT(config)
 
-    monkeypatch.setattr(tinytrain.run_model, "GPT", build)
+    monkeypatch.setattr(tinytrain.commands.run_model, "GPT", build)
     main([*QUICK, *text, "--seed", "7", "--out", str(tmp_path / "run")])
     torch.manual_seed(7)
     assert torch.equal(built[0]["tokens.weight"], GPT(PRESETS["nano"]).tokens.weight)

@@ -13,7 +13,13 @@ MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 # Inside these folders the map names every file ("" is the top level); any other folder is one line.
 NAMED_ONE_BY_ONE = {"", "tests", "notebooks", "benchmarks", "docs"}
-NAMED_ONE_BY_ONE |= {"tinytrain", "tinytrain/watch", "tinytrain/watch/preflight", "tinytrain/course"}
+NAMED_ONE_BY_ONE |= {
+    "tinytrain",
+    "tinytrain/commands",
+    "tinytrain/watch",
+    "tinytrain/watch/preflight",
+    "tinytrain/course",
+}
 NEEDS_NO_LINE = {"__init__.py", ".gitignore", ".gitattributes"}
 PATTERN = "tests/test_<module>.py"  # one line of the map for the tests of all the package's modules
 NUMBERED = ("notebooks/NN_name.ipynb", "tinytrain/course/exercise_NN.py", "tinytrain/course/lesson_NN.py")

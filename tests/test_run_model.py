@@ -7,17 +7,18 @@ from functools import partial
 import pytest
 import torch
 
-import tinytrain.commands
+import tinytrain.commands.run
 from tinytrain.ahead import Ahead
 from tinytrain.bits import bits_per_byte, bytes_per_target
 from tinytrain.checkpoint import Checkpointer
-from tinytrain.commands import ProgressBar, main
+from tinytrain.commands.main import main
+from tinytrain.commands.run import ProgressBar
+from tinytrain.commands.run_model import build_model, model_config
+from tinytrain.commands.run_options import Train, load_options, load_run_tokenizer
+from tinytrain.commands.run_text import text_of
+from tinytrain.commands.sample import Sample, sample_run
 from tinytrain.compiled import CompilerMissingError
 from tinytrain.model import GPT
-from tinytrain.run_model import build_model, model_config
-from tinytrain.run_options import Train, load_options, load_run_tokenizer
-from tinytrain.run_text import text_of
-from tinytrain.sample_command import Sample, sample_run
 from tinytrain.watch.doctor import diagnose
 from tinytrain.weights import export_weights, load_weights
 
@@ -58,7 +59,7 @@ def test_recomputed_and_prefetched_it_is_the_same_run_to_the_last_bit(begin, pla
             taken.append(number)
             return super().__getitem__(number)
 
-    monkeypatch.setattr(tinytrain.commands, "Ahead", Noted)
+    monkeypatch.setattr(tinytrain.commands.run, "Ahead", Noted)
     run = begin("recomputed", "--recompute", "--prefetch", "True")
     assert curve_of(run) == curve_of(plain) and taken == [0, 1, 2, 3]
     assert load_options(run).recompute and load_options(run).prefetch
@@ -67,8 +68,8 @@ def test_recomputed_and_prefetched_it_is_the_same_run_to_the_last_bit(begin, pla
 
 
 def test_without_a_cuda_device_batches_are_not_made_ahead_unless_asked_for(begin, plain, monkeypatch):
-    monkeypatch.setattr(tinytrain.commands, "Ahead", None)
-    monkeypatch.setattr(tinytrain.commands, "best_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(tinytrain.commands.run, "Ahead", None)
+    monkeypatch.setattr(tinytrain.commands.run, "best_device", lambda: torch.device("cpu"))
     assert curve_of(begin("again")) == curve_of(plain)
     with pytest.raises(TypeError, match="NoneType"):
         begin("asked for", "--prefetch", "True")
@@ -94,7 +95,7 @@ def padded(begin):
     options = ["--tokenizer", "bpe", "--vocab-size", "300", "--pad-vocab-to", "64"]
     whole = begin("padded", *options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tinytrain.commands, "ProgressBar", StopsAfterTwo)
+        patch.setattr(tinytrain.commands.run, "ProgressBar", StopsAfterTwo)
         return whole, begin("stopped", *options)
 
 
@@ -159,7 +160,7 @@ def test_without_a_compiler_it_is_said_before_anything_is_read_and_the_run_can_g
     def missing(_device):
         raise CompilerMissingError("no compiler here")
 
-    monkeypatch.setattr(tinytrain.commands, "require_compiler", missing)
+    monkeypatch.setattr(tinytrain.commands.run, "require_compiler", missing)
     assert main([*QUICK, "--compile", "--corpus", "nowhere", "--out", str(tmp_path / "run")]) == 1
     assert capsys.readouterr().err == "tinytrain: no compiler here\n" and not (tmp_path / "run").exists()
 

@@ -9,10 +9,10 @@ import torch
 
 import tinytrain.corpus
 from tinytrain.bpe import BPETokenizer
-from tinytrain.commands import main
+from tinytrain.commands.main import main
+from tinytrain.commands.run_options import Train, save_options
+from tinytrain.commands.run_text import text_of
 from tinytrain.corpus import load_corpus
-from tinytrain.run_options import Train, save_options
-from tinytrain.run_text import text_of
 from tinytrain.token_build import build_tokens
 from tinytrain.token_file import TokenFile, open_tokens
 

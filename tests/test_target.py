@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from tinytrain.commands import main
+from tinytrain.commands.main import main
 from tinytrain.generate import LONGEST_ROW, longest_row
 from tinytrain.model import GPT, PRESETS
 from tinytrain.watch.preflight.target import load_target, row_length_of, vocabulary_of

@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-import tinytrain.commands
+import tinytrain.commands.run
 from tinytrain.checkpoint import Checkpointer
-from tinytrain.commands import ProgressBar, main
+from tinytrain.commands.main import main
+from tinytrain.commands.run import ProgressBar
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 OPTIONS = ["--steps", "12", "--batch-size", "5", "--eval-rows", "7", "--eval-every", "4", "--checkpoint-every", "3"]
@@ -37,7 +38,7 @@ def runs(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     assert main(["train", *OPTIONS, *text, "--out", str(folder / "whole")]) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tinytrain.commands, "ProgressBar", StopsAfterSix)
+        patch.setattr(tinytrain.commands.run, "ProgressBar", StopsAfterSix)
         assert main(["train", *OPTIONS, *text, "--out", str(folder / "part")]) == 0
     return folder / "whole", folder / "part"
 

@@ -4,7 +4,7 @@ import os
 import sys
 import warnings
 
-from tinytrain.commands import main
+from tinytrain.commands.main import main
 from tinytrain.distributed import under_torchrun
 
 if __name__ == "__main__":

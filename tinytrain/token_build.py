@@ -26,7 +26,8 @@ from tinytrain.token_file import (
     open_tokens,
     write_manifest,
 )
-from tinytrain.tokenizer import DEFAULT_VOCABULARY, FILE, Tokenizer, choose_tokenizer
+from tinytrain.tokenizer import Tokenizer
+from tinytrain.tokenizer_file import DEFAULT_VOCABULARY, FILE, choose_tokenizer
 
 
 @dataclass(frozen=True)

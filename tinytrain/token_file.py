@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from tinytrain.durable import hash_of, replace_file
-from tinytrain.tokenizer import FILE, Tokenizer, load_tokenizer
+from tinytrain.tokenizer import Tokenizer
+from tinytrain.tokenizer_file import FILE, load_tokenizer
 
 MANIFEST, FORMAT = "manifest.json", 1
 PARTS = ("train", "valid")

@@ -169,7 +169,7 @@ def test_a_long_run_is_recorded_at_its_place(tmp_path, monkeypatch, capsys):
 def test_the_file_beside_the_notebooks_names_commands_that_the_command_line_knows():
     import tyro
 
-    from tinytrain.run_options import Train
+    from tinytrain.commands.run_options import Train
 
     for run in recorded(lesson_12.Path(__file__).parents[2] / "notebooks/recorded_12.json"):
         words = run["command"].split()

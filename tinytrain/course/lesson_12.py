@@ -21,6 +21,7 @@ from torch import nn
 
 from tinytrain.bits import bits_per_byte, bytes_per_target
 from tinytrain.bpe import BPETokenizer, cut_between_words, thinned
+from tinytrain.commands.sample import Sample, sample_run
 from tinytrain.corpus import Corpus, load_corpus
 from tinytrain.course.rules import SPREADS
 from tinytrain.data import RowBatches, TokenRows
@@ -28,7 +29,6 @@ from tinytrain.distributed.group import rank
 from tinytrain.generate import generate, sample
 from tinytrain.model import GPT, PRESETS
 from tinytrain.runlog import read_run
-from tinytrain.sample_command import Sample, sample_run
 from tinytrain.step import evaluate
 from tinytrain.tokenizer import ByteTokenizer, Tokenizer
 from tinytrain.train import TrainConfig, Trainer

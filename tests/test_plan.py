@@ -2,7 +2,7 @@
 
 import pytest
 
-from tinytrain.commands import main
+from tinytrain.commands.main import main
 
 
 def test_the_guides_model_on_its_card(capsys):

@@ -2,8 +2,8 @@ import shutil
 
 import pytest
 
-from tinytrain.commands import main
-from tinytrain.sample_command import Sample, sample_run, shown
+from tinytrain.commands.main import main
+from tinytrain.commands.sample import Sample, sample_run, shown
 
 QUICK = ["train", "--steps", "4", "--batch-size", "2", "--eval-rows", "8", "--checkpoint-every", "2"]
 

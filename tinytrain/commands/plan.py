@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, replace
 
+from tinytrain.commands.option_types import MaybeFloat, MaybeInt
 from tinytrain.model import find_preset
-from tinytrain.option_types import MaybeFloat, MaybeInt
 from tinytrain.watch.planner import PEAK_TFLOPS, plan
 from tinytrain.watch.planner import Plan as Planned
 

@@ -7,11 +7,12 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from tinytrain.commands.option_types import MaybeBool, MaybeInt, MaybeText
 from tinytrain.corpus import NAMES
 from tinytrain.durable import replace_file
-from tinytrain.option_types import MaybeBool, MaybeInt, MaybeText
 from tinytrain.token_file import require_tokenizer
-from tinytrain.tokenizer import FILE, ByteTokenizer, Tokenizer, load_tokenizer
+from tinytrain.tokenizer import ByteTokenizer, Tokenizer
+from tinytrain.tokenizer_file import FILE, load_tokenizer
 
 OPTIONS = "run.json"
 """file in a run's folder that holds the options it was started with"""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from tinytrain.option_types import MaybeInt, MaybeText, shown_as
+from tinytrain.commands.option_types import MaybeInt, MaybeText, shown_as
 from tinytrain.token_build import build_tokens
 from tinytrain.token_file import TokenFolder
 

@@ -4,9 +4,9 @@ import sys
 import pytest
 
 import tinytrain.token_build
-from tinytrain.commands import main
+from tinytrain.commands.main import main
+from tinytrain.commands.tokens import described
 from tinytrain.token_file import open_tokens
-from tinytrain.tokens_command import described
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from pathlib import Path
 from tqdm import tqdm
 
 from tinytrain.bpe import BPETokenizer, enough_to_learn_from
+from tinytrain.commands.run_options import OPTIONS, Train, load_run_tokenizer
 from tinytrain.corpus import load_corpus
 from tinytrain.data import TokenRows
 from tinytrain.distributed.group import on_first
-from tinytrain.run_options import OPTIONS, Train, load_run_tokenizer
 from tinytrain.token_file import TokenFile, TokenFolder, open_tokens, require_tokenizer
-from tinytrain.tokenizer import DEFAULT_VOCABULARY, FILE, Tokenizer, choose_tokenizer
+from tinytrain.tokenizer import Tokenizer
+from tinytrain.tokenizer_file import DEFAULT_VOCABULARY, FILE, choose_tokenizer
 
 
 @dataclass(frozen=True)

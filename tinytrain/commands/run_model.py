@@ -4,12 +4,12 @@ from dataclasses import replace
 
 from torch import nn
 
+from tinytrain.commands.run_options import Train
 from tinytrain.compiled import compile_blocks
 from tinytrain.device import best_device
 from tinytrain.distributed import shard
 from tinytrain.model import GPT, ModelConfig, find_preset
 from tinytrain.recompute import recompute_activations
-from tinytrain.run_options import Train
 from tinytrain.vocabulary import rounded_up
 
 

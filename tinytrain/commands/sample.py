@@ -7,12 +7,12 @@ import tyro
 
 from tinytrain.bpe import END_OF_TEXT
 from tinytrain.checkpoint import Checkpointer
+from tinytrain.commands.option_types import MaybeText
+from tinytrain.commands.run_model import model_config
+from tinytrain.commands.run_options import load_options, load_run_tokenizer
 from tinytrain.device import best_device
 from tinytrain.generate import sample
 from tinytrain.model import GPT
-from tinytrain.option_types import MaybeText
-from tinytrain.run_model import model_config
-from tinytrain.run_options import load_options, load_run_tokenizer
 from tinytrain.train import CHECKPOINTS
 from tinytrain.weights import load_model_state, with_ties
 
