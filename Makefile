@@ -6,6 +6,7 @@
 #   VENV         where the environment lies
 #   SITE_VENV    where the one lies that builds the site
 #   LAB_ARGS     more options for JupyterLab
+#   WORKERS      how many tests run at once (notebooks run one after the other); each takes a core
 #   PYTEST_ARGS  more options for pytest
 #   NB           which notebooks `make notebooks` runs, for example NB="00 03"; all if empty
 
@@ -13,6 +14,7 @@ PYTHON ?= python3
 VENV ?= .venv
 SITE_VENV ?= build/site-venv
 LAB_ARGS ?=
+WORKERS ?= 2
 PYTEST_ARGS ?=
 NB ?=
 
@@ -34,8 +36,10 @@ lab: $(STAMP) ## open the series in JupyterLab
 test: check unit ## lint, tests, then every notebook from top to bottom
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --nbmake notebooks/
 
+# Each worker begins with a share of the tests and takes from another when it is done, so that what the tests of one
+# file share is mostly made once. One thread each: more would wait for one another.
 unit: $(STAMP) ## tests without the notebooks
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 check: $(STAMP) ## lint only, as pre-commit does
 	$(BIN)/ruff check .

@@ -1,6 +1,8 @@
 import json
 import math
 import shutil
+import subprocess
+import sys
 import warnings
 from importlib.metadata import PackageNotFoundError
 
@@ -54,14 +56,15 @@ def curve_of(run):
     return [{name: line[name] for name in CURVE if name in line} for line in log_of(run)]
 
 
-def test_files_without_text_are_named_once(tmp_path, capfd):
+def test_files_without_text_are_named_once(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     (folder / "poem.txt").write_text(TEXT * 100, encoding="utf-8")
     (folder / "empty.txt").write_text("", encoding="utf-8")
-    assert main([*QUICK, "--corpus", str(folder), "--processes", "2", "--out", str(tmp_path / "run")]) == 0
-    out, err = capfd.readouterr()
-    assert out.count("left out, for they hold no text: empty.txt") == 1 and "empty.txt" not in err
+    command = [*QUICK, "--corpus", str(folder), "--processes", "2", "--out", str(tmp_path / "run")]
+    done = subprocess.run([sys.executable, "-m", "tinytrain", *command], capture_output=True, encoding="utf-8")
+    assert done.returncode == 0
+    assert done.stdout.count("left out, for they hold no text: empty.txt") == 1 and "empty.txt" not in done.stderr
 
 
 def test_another_text_than_the_one_asked_for_is_told_once(tmp_path, monkeypatch, capsys):
