@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tinytrain.course.exercises import Exercise, Report, all_exercises, check, e
 
 HERE = Path(__file__).parent
 EXERCISES = all_exercises()
+sys.path.insert(0, str(HERE / "answers"))  # an answer's file may import what stands beside it
 
 
 def answers_of(lesson):

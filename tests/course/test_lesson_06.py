@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tinytrain.corpus import Corpus, Document
-from tinytrain.course.lesson_06 import accumulate, cut, smooth, speeches, train
+from tinytrain.course.lesson_06 import accumulate, bytes_kept, cut, smooth, speeches, train
 from tinytrain.model import GPT, PRESETS
 
 
@@ -64,3 +64,15 @@ def test_speeches_are_what_stands_between_blank_lines():
 def test_smoothing_takes_means_and_says_where_they_end():
     ends, means = smooth([1.0, 3.0, 5.0, 7.0, 9.0], width=2)
     assert (list(ends), means) == ([2, 4], [2.0, 6.0])
+
+
+def test_bytes_are_kept_for_one_micro_batch_or_for_all_and_the_gradient_is_the_same():
+    model, ids = GPT(PRESETS["nano"]), torch.randint(0, 256, (4, 16))
+    pieces = [{"input_ids": ids[i : i + 1], "labels": ids[i : i + 1]} for i in range(4)]
+    gradients, kept = [], []
+    for one_backward in (False, True):
+        model.zero_grad()
+        kept.append(bytes_kept(model, pieces, one_backward=one_backward))
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    assert kept[0] == bytes_kept(model, pieces[:1]) and 0.95 * kept[1] < 4 * kept[0] < 1.05 * kept[1]
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-5)

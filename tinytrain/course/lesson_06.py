@@ -124,6 +124,32 @@ def train_on_speeches(*, divide: str, steps: int, seed: int = 0, lr: float = 3e-
     return {kind: evaluate(model, cut(some[:192], 64)).loss for kind, some in kinds.items()}
 
 
+def bytes_kept(model: nn.Module, micro_batches: Sequence[Batch], *, one_backward: bool = False) -> int:
+    """The most bytes that were kept for backward at any time, without the weights.
+
+    ``backward()`` follows each micro-batch, or, with ``one_backward``, comes once at the end for the sum of all losses.
+    """
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    most, kept, losses = 0, {}, []  # kept: bytes by storage, since several tensors may share one
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    for batch in micro_batches:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            losses.append(cross_entropy(model(batch["input_ids"]), batch["labels"], reduction="sum"))
+        most = max(most, sum(kept.values()))
+        if not one_backward:
+            losses.pop().backward()
+            kept.clear()
+    if losses:
+        sum(losses).backward()
+    return most
+
+
 def smooth(losses: Sequence[float], width: int = 10) -> tuple[Sequence[int], list[float]]:
     """Means over ``width`` updates each, and the updates where they end.
 

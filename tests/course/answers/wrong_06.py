@@ -112,76 +112,79 @@ def in_numpy(model, micro_batches):
     return np.float64(added(all_targets)(model, micro_batches))
 
 
-def windows(sums, window):
-    return [slice(i, i + window) for i in range(0, len(sums), window)]
+def updates(sums, per_update):
+    return [slice(i, i + per_update) for i in range(0, len(sums), per_update)]
 
 
 def means(sums, counts):
     return [s / n for s, n in zip(sums, counts, strict=True)]
 
 
-def drops_the_tail(sums, counts, window):
-    return [sum(sums[i : i + window]) / sum(counts[i : i + window]) for i in range(0, len(sums) - window + 1, window)]
+def drops_the_tail(sums, counts, per_update):
+    return [
+        sum(sums[i : i + per_update]) / sum(counts[i : i + per_update])
+        for i in range(0, len(sums) - per_update + 1, per_update)
+    ]
 
 
-def divides_by_window(sums, counts, window):
-    return [sum(means(sums, counts)[w]) / window for w in windows(sums, window)]
+def divides_by_the_full_number(sums, counts, per_update):
+    return [sum(means(sums, counts)[w]) / per_update for w in updates(sums, per_update)]
 
 
-def mean_of_means(sums, counts, window):
-    return [sum(part) / len(part) for part in (means(sums, counts)[w] for w in windows(sums, window))]
+def mean_of_means(sums, counts, per_update):
+    return [sum(part) / len(part) for part in (means(sums, counts)[w] for w in updates(sums, per_update))]
 
 
-def every_micro_batch(sums, counts, window):
+def every_micro_batch(sums, counts, per_update):
     return means(sums, counts)
 
 
-def joins_the_tail(sums, counts, window):
-    whole = max(1, len(sums) // window)
-    ends = [window * (i + 1) for i in range(whole - 1)] + [len(sums)]
+def joins_the_tail(sums, counts, per_update):
+    whole = max(1, len(sums) // per_update)
+    ends = [per_update * (i + 1) for i in range(whole - 1)] + [len(sums)]
     starts = [0, *ends[:-1]]
     return [sum(sums[a:b]) / sum(counts[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-def never_zeroed(sums, counts, window):
-    return [sum(sums[: w.stop]) / sum(counts[: w.stop]) for w in windows(sums, window)]
+def never_zeroed(sums, counts, per_update):
+    return [sum(sums[: w.stop]) / sum(counts[: w.stop]) for w in updates(sums, per_update)]
 
 
-def full_count_at_the_end(sums, counts, window):
-    right = [sum(sums[w]) / sum(counts[w]) for w in windows(sums, window)]
-    left = len(sums) % window or window
-    return [*right[:-1], right[-1] * left / window]
+def full_count_at_the_end(sums, counts, per_update):
+    right = [sum(sums[w]) / sum(counts[w]) for w in updates(sums, per_update)]
+    left = len(sums) % per_update or per_update
+    return [*right[:-1], right[-1] * left / per_update]
 
 
-def partial_first(sums, counts, window):
-    left = len(sums) % window
-    starts = ([0] if left else []) + list(range(left, len(sums), window))
+def partial_first(sums, counts, per_update):
+    left = len(sums) % per_update
+    starts = ([0] if left else []) + list(range(left, len(sums), per_update))
     ends = [*starts[1:], len(sums)]
     return [sum(sums[a:b]) / sum(counts[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
-def eats_its_lists(sums, counts, window):
+def eats_its_lists(sums, counts, per_update):
     losses = []
     while sums:
-        losses.append(sum(sums[:window]) / sum(counts[:window]))
-        del sums[:window], counts[:window]
+        losses.append(sum(sums[:per_update]) / sum(counts[:per_update]))
+        del sums[:per_update], counts[:per_update]
     return losses
 
 
-def in_float32(sums, counts, window):
-    pieces = zip(torch.tensor(sums).split(window), torch.tensor(counts).split(window), strict=True)
+def in_float32(sums, counts, per_update):
+    pieces = zip(torch.tensor(sums).split(per_update), torch.tensor(counts).split(per_update), strict=True)
     return [(a.sum() / b.sum()).item() for a, b in pieces]
 
 
-def numpy_floats(sums, counts, window):
-    return [np.sum(sums[w]) / np.sum(counts[w]) for w in windows(sums, window)]
+def numpy_floats(sums, counts, per_update):
+    return [np.sum(sums[w]) / np.sum(counts[w]) for w in updates(sums, per_update)]
 
 
-def loop_with_a_flag(sums, counts, window):
+def loop_with_a_flag(sums, counts, per_update):
     losses, total, targets = [], 0.0, 0
     for i, (own, n) in enumerate(zip(sums, counts, strict=True), 1):
         total, targets = total + own, targets + n
-        if i % window == 0 or i == len(sums):
+        if i % per_update == 0 or i == len(sums):
             losses.append(total / targets)
             total, targets = 0.0, 0
     return losses
@@ -268,14 +271,14 @@ WRONG = {
     2: {
         "drops the tail": (drops_the_tail, "never trained on"),
         "the tail by the full count": (full_count_at_the_end, "Only the last update is wrong"),
-        "the mean of means, by the window": (divides_by_window, "mean of the micro-batches' means"),
+        "the mean of means, by the full number": (divides_by_the_full_number, "mean of the micro-batches' means"),
         "the mean of means": (mean_of_means, "mean of the micro-batches' means"),
         "an update per micro-batch": (every_micro_batch, "one update for each micro-batch"),
-        "joins the tail to the window before": (joins_the_tail, "joined the window before"),
+        "joins the tail to the update before": (joins_the_tail, "joined the update before"),
         "never zeroes": (never_zeroed, "as `zero_grad` does"),
         "eats its lists": (eats_its_lists, "belongs to the caller"),
         "tensors in the list": (lambda s, c, w: [torch.tensor(x) for x in means(s, c)], "It returned list of Tensor"),
-        "the partial window first": (partial_first, "begin at the first micro-batch"),
+        "the short update first": (partial_first, "begin at the first micro-batch"),
     },
     3: {
         "equal counts only": (tester(uneven=False), "the same number of targets"),
