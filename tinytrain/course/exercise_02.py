@@ -276,8 +276,7 @@ EXERCISES = (
     Exercise(
         number=3,
         title="The decay a weight really got",
-        goal="Measure it for any optimizer, by two runs that differ in one thing, as above for "
-        "quiet and loud weights.",
+        goal="Measure it for any optimizer, by two runs that differ in one thing, as above for quiet and loud weights.",
         difficulty="easy",
         minutes=5,
         solution=received_decay,
