@@ -4,15 +4,19 @@ import pytest
 import torch
 
 from tinytrain import GPT, param_groups
+from tinytrain.course import lesson_02
 from tinytrain.course.lesson_02 import (
+    LOWEST,
     SMALL,
     UntiedGPT,
+    draw_ravine,
     lr_range,
     make_optimizer,
     mean_gain,
     oscillation,
     rows_of,
     train_one,
+    turned,
 )
 
 QUICK = {"lr": 3e-3, "seed": 0, "total_steps": 4, "batch_size": 2}
@@ -130,3 +134,27 @@ def test_the_range_of_rates_claims_nothing_beyond_what_was_tried_and_leaves_out_
 def test_the_range_of_rates_is_that_around_the_best():
     assert lr_range({0.1: 2.01, 1.0: 4.0, 10.0: 2.0}, within=0.5) == pytest.approx(10**0.25)
     assert lr_range({0.1: 2.0, 1.0: 4.0, 10.0: 2.01}, within=0.5) == pytest.approx(10**0.25)
+
+
+def test_a_ravine_that_is_turned_is_as_steep_along_its_own_directions():
+    slopes = turned(torch.tensor([1.0, 100.0]), 45)
+    along, across = torch.tensor([[1.0, 1.0], [-1.0, 1.0]]) / math.sqrt(2)
+    assert torch.allclose(slopes @ along, along, atol=1e-4)
+    assert torch.allclose(slopes @ across, 100 * across, atol=1e-4)
+
+
+def test_the_ravine_says_how_far_from_the_lowest_point_each_path_ends():
+    (x, y), slopes = LOWEST, turned(torch.tensor([1.0, 100.0]), 20)
+    figure = draw_ravine({"there": [(-3.0, 1.0), LOWEST], "beside": [(-3.0, 1.0), (x + 3, y + 4)]}, slopes)
+    (ax,) = figure.axes
+    assert ax.get_title(loc="left").endswith("there 0.00, beside 5.00")
+
+
+def test_the_height_that_is_drawn_has_the_slopes_that_a_walk_follows(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(lesson_02, "plot_paths", lambda ax, height, *_, **__: drawn.append(height) or ax)
+    slopes = turned(torch.tensor([1.0, 100.0]), 20).double()
+    draw_ravine({}, slopes)
+    point = torch.tensor([-3.0, 1.0], dtype=torch.float64, requires_grad=True)
+    drawn[0](*point).backward()
+    assert torch.allclose(point.grad, slopes @ (point.detach() - torch.tensor(LOWEST, dtype=torch.float64)))

@@ -1,4 +1,4 @@
-"""The exercises of notebook 02: a step of Adam and AdamW, parameter groups, and the decay that a weight got."""
+"""The exercises of notebook 02: an update of Adam and AdamW, parameter groups, and the decay that a weight got."""
 
 from collections.abc import Callable, Iterable
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tinytrain.course.exercises import Exercise, Report
+from tinytrain.course.groups_02 import check_decay_groups, decay_groups
 
 TOLERANCE = 1e-6
 DOUBLE = {"dtype": torch.float64}
@@ -26,9 +27,9 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Update number ``t`` (the first is 1) of weights ``w``: the new ``(w, m, v)``.
 
-    ``g`` is the gradient; ``m`` and ``v`` are the averages of the gradient and of its square so
-    far, zeros before the first update. ``decoupled=True`` is AdamW, ``decoupled=False`` is Adam
-    with L2. All tensors have one shape. ``g`` stays as it is; the others may change in place.
+    ``g`` is the gradient; ``m`` and ``v`` are its moments so far, zeros before the first update.
+    ``decoupled=True`` is AdamW, ``decoupled=False`` is Adam with L2. All tensors have one shape.
+    ``g`` stays as it is; the others may change in place.
     """
     if decoupled:
         w = w - lr * weight_decay * w
@@ -70,11 +71,11 @@ def check_adam_step(answer: Callable, report: Report) -> None:
         _likely_step(first[0], start, g, plain["lr"], betas, eps),
     )
     m, v = (1 - betas[0]) * g, (1 - betas[1]) * g * g
-    averages = [m, v, betas[0] * m + (1 - betas[0]) * h, betas[1] * v + (1 - betas[1]) * h * h]
+    moments = [m, v, betas[0] * m + (1 - betas[0]) * h, betas[1] * v + (1 - betas[1]) * h * h]
     report.need(
-        "returns the averages m and v of the first two updates",
-        all(map(_near, (*first[1:], *walk(2, plain)[1:]), averages)),
-        _likely_averages(first[1], first[2], g, m, v),
+        "returns the moments m and v of the first two updates",
+        all(map(_near, (*first[1:], *walk(2, plain)[1:]), moments)),
+        _likely_moments(first[1], first[2], g, m, v),
     )
     report.need(
         "seven updates, no decay, equal torch.optim.Adam's",
@@ -116,24 +117,24 @@ def _near(a: object, b: Tensor) -> bool:
 def _likely_step(got: Tensor, w: Tensor, g: Tensor, lr: float, betas: tuple[float, float], eps: float) -> str:
     m, root, small = (1 - betas[0]) * g, g.abs(), g.abs() * (1 - betas[1]) ** 0.5
     if any(_near(got, w - lr * a / (b + eps)) for a, b in ((m, small), (g, small), (m, root))):
-        return "The averages start at 0 and are too small at first: divide m by 1 - beta1**t and v by 1 - beta2**t."
+        return "The moments start at 0 and are too small at first: divide m by 1 - beta1**t and v by 1 - beta2**t."
     mistakes = {
         "eps stands beside the root, sqrt(v) + eps, and not inside it.": w - lr * g / (g * g + eps).sqrt(),
         "eps comes last: correct v, take the root, then add eps.": w - lr * g / (root + eps / (1 - betas[1]) ** 0.5),
         "eps is passed in, and need not be 1e-8.": w - lr * g / (root + 1e-8),
         "The root is missing: the update is m / (sqrt(v) + eps).": w - lr * g / (g * g + eps),
         "The sign: an update goes against the gradient.": w + lr * g / (root + eps),
-        "That is the average m: return w first, then m, then v.": m,
+        "That is the moment m: return w first, then m, then v.": m,
     }
     otherwise = "On the first update m / (1 - beta1) is g and v / (1 - beta2) is g * g, so a weight moves by about lr."
     return next((hint for hint, value in mistakes.items() if _near(got, value)), otherwise)
 
 
-def _likely_averages(got_m: Tensor, got_v: Tensor, g: Tensor, m: Tensor, v: Tensor) -> str:
+def _likely_moments(got_m: Tensor, got_v: Tensor, g: Tensor, m: Tensor, v: Tensor) -> str:
     if _near(got_m, m) and _near(got_v, v):
-        return "The old averages go on: the new m is betas[0] times the old m, plus 1 - betas[0] times g; v likewise."
+        return "The old moments go on: the new m is betas[0] times the old m, plus 1 - betas[0] times g; v likewise."
     if _near(got_m, g) or _near(got_v, g * g):
-        return "The corrected averages are for the update alone; what is returned as m and v is not divided."
+        return "The corrected moments are for the update alone; what is returned as m and v is not divided."
     if _near(got_m, 0.1 * g) or _near(got_v, 0.05 * g * g):
         return "betas are passed in, and need not be 0.9 and 0.95."
     return "m averages g with betas[0], v averages g * g with betas[1], and they are returned in this order: w, m, v."
@@ -146,7 +147,7 @@ def _likely_decay(got: Tensor, w: Tensor, gradients: list[Tensor], decoupled: bo
     if _near(got, _walk_with_torch(torch.optim.Adam, w, gradients, plain)):
         return "The decay does nothing here: where does weight_decay * w go?"
     if not decoupled:
-        return "L2 adds weight_decay * w to the gradient before both averages see it, without lr."
+        return "L2 adds weight_decay * w to the gradient before both moments see it, without lr."
     last, m, v = w, torch.zeros_like(w), torch.zeros_like(w)
     for t, g in enumerate(gradients, 1):
         last, m, v = adam_step(last, g, m, v, t, decoupled=True, **plain)
@@ -154,107 +155,6 @@ def _likely_decay(got: Tensor, w: Tensor, gradients: list[Tensor], decoupled: bo
     if _near(got, last):
         return "AdamW takes the decay off the weights before the update; you take it off what the update left."
     return "AdamW multiplies the weights by 1 - lr * weight_decay, before the update: both factors, and w alone."
-
-
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Two groups for ``torch.optim.AdamW``, the first with what decays::
-
-        [{"params": [...], "weight_decay": weight_decay}, {"params": [...], "weight_decay": 0.0}]
-
-    Trainable parameters with two axes or more decay, the others do not. A tied parameter
-    stands once, a frozen one (``requires_grad`` is False) not at all. The model stays as it is.
-    """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    return [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
-    ]
-
-
-MATRICES = ("tokens.weight", "norm_mixer.weight", "filters.weight", "mix_bias", "frozen_no_more.weight")
-VECTORS = ("norm_mixer.bias", "last.weight", "last.bias", "filters.bias", "table", "temperature")
-
-
-class _Odd(nn.Module):
-    """A model whose names, kinds and sizes mislead; of ``tokens`` and ``head`` one is the other, ``old`` is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(5, 4)
-        self.norm_mixer = nn.Linear(4, 4)
-        self.last = nn.LayerNorm(4)
-        self.filters = nn.Conv1d(4, 4, 2)  # a weight of three axes
-        self.mix_bias = nn.Parameter(torch.randn(2, 2))
-        self.table = nn.Parameter(torch.randn(40))  # longer than any matrix
-        self.temperature = nn.Parameter(torch.ones(()))  # no axis at all
-        self.frozen_no_more = nn.Linear(4, 4, bias=False)
-        self.head = nn.Linear(4, 5, bias=False)
-        self.head.weight = self.tokens.weight
-        self.old = nn.Linear(4, 4).requires_grad_(False)
-
-
-def check_decay_groups(answer: Callable, report: Report) -> None:
-    """Ask which group each parameter of a misleading model is in."""
-    model, decay = _Odd(), float(torch.rand(()) + 0.1)
-    parameters = dict(model.named_parameters())
-    before = {name: (p.requires_grad, p.detach().clone()) for name, p in parameters.items()}
-    groups = answer(model, decay)
-    report.need(
-        "returns a list of dicts, each with a list of params and a weight_decay",
-        isinstance(groups, list)
-        and all(isinstance(group, dict) and {"params", "weight_decay"} <= set(group) for group in groups)
-        and all(isinstance(group["weight_decay"], int | float) for group in groups)
-        and all(isinstance(x["params"], Iterable) and not isinstance(x["params"], set | Tensor) for x in groups),
-        'Each group is {"params": [...], "weight_decay": ...}, with a number, also where it is 0.',
-    )
-    listed = [(p, float(group["weight_decay"])) for group in groups for p in group["params"]]
-    report.need(
-        "lists the model's parameters themselves, not names, pairs or copies",
-        all(any(p is q for q in parameters.values()) for p, _ in listed),
-        "An optimizer wants the model's own tensors: named_parameters() gives pairs of a name and a tensor.",
-    )
-    got = {name: [value for p, value in listed if p is parameters[name]] for name in parameters}
-    report.that(
-        "leaves frozen parameters out",
-        not got["old.weight"] and not got["old.bias"],
-        "A frozen parameter has no business in an optimizer: ask for requires_grad, not for a name.",
-    )
-    report.that(
-        "lists no parameter twice, the tied matrix included",
-        all(len(values) <= 1 for values in got.values()),
-        "One group, once, for each; the tied matrix has two names and decays twice if listed under both.",
-    )
-    wrong = {name for name in MATRICES if got[name] != [decay]} | {name for name in VECTORS if got[name] != [0.0]}
-    for name in (*MATRICES, *VECTORS):
-        what = f"{name}, axes: {parameters[name].dim()}, {'decays' if name in MATRICES else 'does not decay'}"
-        report.that(what, name not in wrong, _likely_group(got, wrong))
-    report.that(
-        "leaves the model as it was",
-        all(p.requires_grad == before[name][0] and torch.equal(p, before[name][1]) for name, p in parameters.items()),
-        "Sort the parameters, and leave them alone: neither their values nor requires_grad are to change.",
-    )
-
-
-def _likely_group(got: dict[str, list[float]], wrong: set[str]) -> str:
-    missing = [name for name in (*MATRICES, *VECTORS) if not got[name]]
-    if missing == list(VECTORS):
-        return "The vectors are missing: in no group they are never trained. They are the second group."
-    if missing:
-        return f"Every trainable parameter belongs in one of the groups; missing: {', '.join(missing)}."
-    mistakes = {
-        (*MATRICES, *VECTORS): "It is turned round: the vectors decay here, and the matrices do not.",
-        VECTORS: "Everything decays. Biases and gains, which have one axis, should not.",
-        MATRICES: "Nothing decays. The group with the matrices takes the weight_decay that is passed in.",
-        ("filters.weight",): "The weight of a convolution has three axes, and decays: two axes or more.",
-        ("temperature",): "A single number has no axis, which is fewer than two: it does not decay.",
-        ("mix_bias", "table"): "Count axes, not numbers: a vector may be longer than a matrix.",
-        ("mix_bias", "filters.weight"): "The kind of layer does not decide, nor whether there is one. Count axes.",
-    }
-    if hint := next((hint for names, hint in mistakes.items() if wrong == set(names)), ""):
-        return hint
-    if "tokens.weight" in wrong and wrong < set(MATRICES):
-        return "Embeddings are matrices too: whatever has two axes or more decays."
-    return "The names mislead: a gain need not be called norm, and what is called norm may be a matrix. Count axes."
 
 
 def received_decay(
@@ -348,7 +248,7 @@ def _likely_received(got: Tensor, train: Callable, w: Tensor, gradients: list[Te
 EXERCISES = (
     Exercise(
         number=1,
-        title="One step, two places for the decay",
+        title="One update, two places for the decay",
         goal="Write one update of Adam with L2 and of AdamW. Only the place where the decay enters is different.",
         difficulty="medium",
         minutes=15,
@@ -376,7 +276,7 @@ EXERCISES = (
     Exercise(
         number=3,
         title="The decay a weight really got",
-        goal="Measure it for any optimizer, by two runs that differ in one thing. It is what the picture above shows.",
+        goal="Measure it for any optimizer, by two runs that differ in one thing, as above for quiet and loud weights.",
         difficulty="easy",
         minutes=5,
         solution=received_decay,

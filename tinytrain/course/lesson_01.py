@@ -93,7 +93,7 @@ def on_held_out(model: GPT, batches: Iterator[dict[str, Tensor]], smoothing: flo
 
 def unmixed(chances: Tensor, smoothing: float) -> Tensor:
     """The chances ``p`` of which ``chances`` are the mixture (1 - s) p + s / V, or the nearest that are possible."""
-    p = ((chances - smoothing / V) / (1 - smoothing)).clamp(min=1e-5)  # noise takes some below 0, where there is no ln
+    p = ((chances - smoothing / V) / (1 - smoothing)).clamp(min=1e-5)  # some are below 0, by noise
     return p / p.sum(-1, keepdim=True)
 
 

@@ -1,12 +1,13 @@
-"""The training runs of notebook 02: one small model, and every choice about its optimizer a keyword."""
+"""What notebook 02 trains and draws: one small model, every choice about its optimizer a keyword, and a ravine."""
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import torch
-from torch import nn
+from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 from tinytrain import (
     GPT,
@@ -20,6 +21,7 @@ from tinytrain import (
     train_step,
     warmup_cosine,
 )
+from tinytrain.watch.plots import plot_paths
 
 SMALL = ModelConfig(vocab_size=256, d_model=32, n_layers=2, n_heads=4, max_positions=32)
 TEXTS = {"plenty": None, "little": 10_000}
@@ -142,3 +144,38 @@ def _crossing(rates: list[float], losses: dict[float, float], limit: float) -> f
             part = (limit - losses[here]) / (losses[there] - losses[here])
             return here * (there / here) ** part
     return rates[-1]
+
+
+LOWEST = (1.0, 0.5)
+"""where the ravine of the notebook's picture is lowest"""
+
+
+def turned(steepness: Tensor, degrees: float) -> Tensor:
+    """The matrix ``[2,2]`` of a ravine with ``steepness`` ``[2]`` along its own two directions, turned by ``degrees``.
+
+    >>> turned(torch.tensor([1.0, 100.0]), 0)
+    tensor([[  1.,   0.],
+            [  0., 100.]])
+    """
+    angle = math.radians(degrees)
+    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    return turn @ torch.diag(steepness) @ turn.T
+
+
+def draw_ravine(paths: Mapping[str, Sequence[tuple[float, float]]], slopes: Tensor) -> Figure:
+    """Paths over ½ (p - c)ᵀ ``slopes`` (p - c), with c = ``LOWEST``; the title says how far from c each one ends."""
+    (a, b), (_, d) = slopes.tolist()
+    left = ", ".join(f"{name} {math.dist(path[-1], LOWEST):.2f}" for name, path in paths.items())
+    figure = Figure(figsize=(7.5, 3.4), layout="constrained")
+    ax = plot_paths(
+        figure.subplots(),
+        lambda X, Y: a * (X - 1) ** 2 / 2 + b * (X - 1) * (Y - 0.5) + d * (Y - 0.5) ** 2 / 2,
+        paths,
+        x_range=(-3.4, 2.4),
+        y_range=(-1.4, 1.5),
+        title=f"Left to the lowest point (+): {left}",
+        x="weight x",
+        y="weight y",
+    )
+    ax.plot(*LOWEST, "k+", markersize=12)
+    return figure

@@ -41,7 +41,7 @@ def step(w, g, m, v, t, *, lr, weight_decay, decoupled, betas=(0.9, 0.95), eps=1
     else:
         update = m / first / ((v / second).sqrt() + eps)
     w = w - lr * update
-    if mistake == "divided averages":
+    if mistake == "divided moments":
         m, v = m / first, v / second
     if mistake in ("w last", "v before m"):
         return (m, v, w) if mistake == "w last" else (w, v, m)
@@ -167,7 +167,7 @@ WRONG = {
     1: {
         "no bias correction": (with_mistake("no bias correction"), "too small at first"),
         "correction of the first update for ever": (with_mistake("constant correction"), "1 - beta**t"),
-        "returns the divided averages": (with_mistake("divided averages"), "is not divided"),
+        "returns the divided moments": (with_mistake("divided moments"), "is not divided"),
         "eps inside the root": (with_mistake("eps inside"), "beside the root"),
         "no root": (with_mistake("no root"), "The root is missing"),
         "L2 and decoupled swapped": (with_mistake("swapped"), "other way of decay"),
@@ -175,7 +175,7 @@ WRONG = {
         "decay without lr": (with_mistake("no lr in the decay"), "1 - lr * weight_decay"),
         "decay after the update": (with_mistake("decay last"), "what the update left"),
         "L2 with lr": (with_mistake("lr in L2"), "without lr"),
-        "L2 in m only": (with_mistake("L2 in m only"), "before both averages"),
+        "L2 in m only": (with_mistake("L2 in m only"), "before both moments"),
         "decoupled in both": (with_mistake("always decoupled"), "other way of decay"),
         "no decay": (with_mistake("no decay"), "does nothing here"),
         "only m corrected": (with_mistake("only m corrected"), "too small at first"),
@@ -185,7 +185,7 @@ WRONG = {
         "betas swapped": (with_mistake("betas swapped"), "m averages g with betas[0]"),
         "eps of its own": (with_mistake("own eps"), "eps is passed in"),
         "lr of its own": (with_mistake("own lr"), "moves by about lr"),
-        "forgets the old averages": (with_mistake("forgets"), "The old averages go on"),
+        "forgets the old moments": (with_mistake("forgets"), "The old moments go on"),
         "w last": (with_mistake("w last"), "return w first"),
         "v before m": (with_mistake("v before m"), "in this order: w, m, v"),
         "changes g": (with_mistake("changes g"), "g belongs to the caller"),
