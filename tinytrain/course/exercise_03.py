@@ -14,9 +14,10 @@ LR_TOLERANCE = 1e-5  # relative: rates made in float32, as by torch.logspace, ar
 def flat_share(floor: float) -> float:
     """The share of a half cosine that a floor cuts off, from 0 to 1.
 
-    The multiplier of the lr falls from 1 to 0 as 0.5 * (1 + cos(pi * p)), while the progress p goes from 0 to 1.
-    It is clipped at ``floor``, a number from 0 to 1: where it would be lower, it is ``floor``. Return for what share
-    of the progress that is so, as a float. It is exact: neither counted nor rounded.
+    The multiplier of the lr falls from 1 to 0 as 0.5 * (1 + cos(pi * p)), while the progress p goes
+    from 0 to 1. It is clipped at ``floor``, a number from 0 to 1: where it would be lower, it is
+    ``floor``. Return for what share of the progress that is so, as a float. It is exact: neither
+    counted nor rounded.
     """
     return 1 - math.acos(2 * floor - 1) / math.pi
 
@@ -64,11 +65,13 @@ def _likely_flat(value: float, floor: float, near: bool) -> str:
 def lr_at(step: int, max_lr: float, min_lr: float, warmup_steps: int, total_steps: int) -> float:
     """The lr of the update that follows ``step`` completed updates (0, 1, 2, ...), as a float.
 
-    While ``step`` is less than ``warmup_steps`` it rises in equal parts, so that the first update already has one part
-    and the last of the warmup has ``max_lr``. Then it falls along half a cosine: ``max_lr`` at step ``warmup_steps``,
-    ``min_lr`` at step ``total_steps``, and ``min_lr`` for ever after. ``total_steps`` is at least 1. ``warmup_steps``
-    may be 0, and may be equal to ``total_steps``: then the run is all warmup, and from step ``total_steps`` on the lr
-    is ``min_lr``. If ``warmup_steps`` is more than ``total_steps``, raise ``ValueError``, whatever ``step`` is.
+    While ``step`` is less than ``warmup_steps`` it rises in equal parts, so that the first update
+    already has one part and the last of the warmup has ``max_lr``. Then it falls along half a
+    cosine: ``max_lr`` at step ``warmup_steps``, ``min_lr`` at step ``total_steps``, and ``min_lr``
+    for ever after. ``total_steps`` is at least 1. ``warmup_steps`` may be 0, and may be equal to
+    ``total_steps``: then the run is all warmup, and from step ``total_steps`` on the lr is
+    ``min_lr``. If ``warmup_steps`` is more than ``total_steps``, raise ``ValueError``, whatever
+    ``step`` is.
     """
     if warmup_steps > total_steps:
         raise ValueError(f"warmup_steps={warmup_steps} is more than total_steps={total_steps}")
@@ -179,10 +182,11 @@ def _likely_lrs(high: float, low: float, warmup: int, total: int) -> tuple[dict[
 def lr_range_test(update: Callable[[float], float], min_lr: float, max_lr: float, n_steps: int) -> list[tuple]:
     """A list of tuples (lr, loss), one for each update that was made.
 
-    ``update(lr)`` makes one update at that lr and returns its loss: a positive float, inf or NaN. The first lr is
-    ``min_lr``, and each is the same multiple of the one before, such that update number ``n_steps`` has ``max_lr``.
-    Stop early after the first loss that is not finite, or more than twice the lowest loss so far: the network is lost.
-    That loss is in the list. ``n_steps`` is at least 2.
+    ``update(lr)`` makes one update at that lr and returns its loss: a positive float, inf or NaN.
+    The first lr is ``min_lr``, and each is the same multiple of the one before, such that update
+    number ``n_steps`` has ``max_lr``. Stop early after the first loss that is not finite, or more
+    than twice the lowest loss so far: the network is lost. That loss is in the list. ``n_steps`` is
+    at least 2.
     """
     factor, points = (max_lr / min_lr) ** (1 / (n_steps - 1)), []
     for step in range(n_steps):

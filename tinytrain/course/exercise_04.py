@@ -10,13 +10,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from tinytrain.course.drawn_04 import (
+    close,
+    drawn_gradients,
+    drawn_speeds,
+    likely_mistake,
+    mistaken_norms,
+    mistaken_speeds,
+)
 from tinytrain.course.exercises import Exercise, Report
 
 
 def norm_by_hand(parameters: list[Tensor]) -> float:
     """The 2-norm of all gradients together, as a float: the length of one long list of all ``p.grad``.
 
-    A parameter that took no part has ``p.grad is None`` and adds nothing. The gradients must stay as they are.
+    A parameter that took no part has ``p.grad is None`` and adds nothing. The gradients must stay
+    as they are.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     return math.sqrt(sum(grad.square().sum().item() for grad in grads))
@@ -25,11 +34,7 @@ def norm_by_hand(parameters: list[Tensor]) -> float:
 def check_norm_by_hand(answer: Callable[[Sequence[Tensor]], float], report: Report) -> None:
     """Compare with torch's norm of everything in one vector, on fresh tensors of several shapes."""
     for number in (1, 2):
-        shapes = [(3, 4), (5,), (2, 2, int(torch.randint(2, 6, ()))), *[(4,)] * random.randint(0, 3)]
-        parameters = [torch.randn(shape, requires_grad=True) for shape in shapes]
-        for p in parameters:
-            p.grad = torch.randn_like(p) * 3
-        kept = [p.grad.clone() for p in parameters]
+        parameters, kept = drawn_gradients()
         idle = torch.randn(4, requires_grad=True)
         wanted = torch.cat([grad.flatten() for grad in kept]).norm().item()
         given = list(parameters)
@@ -38,29 +43,12 @@ def check_norm_by_hand(answer: Callable[[Sequence[Tensor]], float], report: Repo
         report.need(
             f"round {number}: returns a float", isinstance(value, float), f"It returned {type(value).__name__}."
         )
-        report.need(
-            f"round {number}: equals torch's, to 1e-4", _close(value, wanted), _likely_norm(value, parameters, kept)
-        )
+        likely = likely_mistake(value, mistaken_norms(parameters, kept)) or "Square, add up, take one root."
+        report.need(f"round {number}: equals torch's, to 1e-4", close(value, wanted), likely)
         untouched = idle.grad is None and all(
             p.grad is not None and torch.equal(p.grad, grad) for p, grad in zip(parameters, kept, strict=True)
         )
         report.need(f"round {number}: the gradients are as before", untouched, "Something wrote into a gradient.")
-
-
-def _likely_norm(value: float, parameters: list[Tensor], grads: list[Tensor]) -> str:
-    squares = sum(grad.square().sum().item() for grad in grads)
-    count = sum(grad.numel() for grad in grads)
-    guesses = {
-        squares: "That is the sum of the squares: the root is missing.",
-        sum(grad.norm().item() for grad in grads): "It added the norms of the parameters. Lengths do not add up; "
-        "their squares do.",
-        math.sqrt(squares / count): "It took the mean of the squares. A length grows with the number of entries.",
-        max(grad.abs().max().item() for grad in grads): "That is the largest entry, another kind of norm.",
-        math.sqrt(sum(p.detach().square().sum().item() for p in parameters)): "That is the norm of the weights. The "
-        "gradients are in `.grad`.",
-        sum(grad.abs().sum().item() for grad in grads): "It added absolute values; squares are wanted.",
-    }
-    return next((text for guess, text in guesses.items() if _close(value, guess)), "Square, add up, take one root.")
 
 
 LINES = (
@@ -79,10 +67,11 @@ def in_order(lines: list[str]) -> list[str]:
     """The eight lines of a training loop, as a list of strings in an order that trains rightly.
 
     ``lines`` holds them shuffled: ``optimizer.step()``, ``loss.backward()``, ``step += 1``,
-    ``logits = model(input_ids)``, ``clip_grad_norm_(model.parameters(), 1.0)``, ``optimizer.zero_grad()``,
-    ``set_lr(optimizer, lr_at(step))`` and ``loss = cross_entropy(logits, labels)``.
-    Before the first batch ``step`` is 0; ``lr_at(step)`` is the rate of the update that follows ``step`` updates.
-    You may ignore the argument and write the list down.
+    ``logits = model(input_ids)``, ``clip_grad_norm_(model.parameters(), 1.0)``,
+    ``optimizer.zero_grad()``, ``set_lr(optimizer, lr_at(step))`` and
+    ``loss = cross_entropy(logits, labels)``. Before the first batch ``step`` is 0; ``lr_at(step)``
+    is the learning rate of the update that follows ``step`` updates. You may ignore the argument
+    and write the list down.
     """
     return [
         "optimizer.zero_grad()",
@@ -170,9 +159,9 @@ NAMES = ("zero", "forward", "loss", "backward", "clip", "lr", "step", "count")
 def tokens_per_second(batches: list[dict[str, Tensor]], seconds: list[float]) -> float:
     """Target tokens per second over the whole run, as a float.
 
-    ``batches[i]`` was trained on in ``seconds[i]``; it has ``input_ids`` and ``labels`` ``[B,T]``. A position whose
-    label is -100 is no target: padding, or a part of the text that is not trained on. Time counts for all batches, also
-    for one without any target.
+    ``batches[i]`` was trained on in ``seconds[i]``; it has ``input_ids`` and ``labels`` ``[B,T]``.
+    A position whose label is -100 is no target: padding, or a part of the text that is not trained
+    on. Time counts for all batches, also for one without any target.
     """
     tokens = sum((batch["labels"] != -100).sum().item() for batch in batches)
     return tokens / sum(seconds)
@@ -180,62 +169,19 @@ def tokens_per_second(batches: list[dict[str, Tensor]], seconds: list[float]) ->
 
 def check_tokens_per_second(answer: Callable[..., float], report: Report) -> None:
     """Batches of different lengths, padding and speed, drawn anew; some text is no target though it is no padding."""
-    batches, tokens = [], 0
-    for _ in range(random.randint(4, 7)):
-        B, T = (int(torch.randint(3, 12, ())) for _ in range(2))
-        labels = torch.full((B, T), -100)
-        ids = torch.zeros(B, T, dtype=torch.long)  # 0 is the padding
-        for row in range(B):
-            n = int(torch.randint(1, T + 1, ()))
-            ids[row, :n] = torch.randint(0, 50, (n,))  # and a token like any other
-            ids[row, n - 1] *= min(row, 1)  # row 0 has an input of 0 that is a target all the same
-            unasked = int(torch.randint(0, n, ()))  # the row's beginning is not trained on
-            labels[row, unasked:n] = torch.randint(0, 50, (n - unasked,))
-            tokens += n - unasked
-        batches.append({"input_ids": ids, "labels": labels})
-    nothing = {"input_ids": torch.randint(0, 50, (3, 5)), "labels": torch.full((3, 5), -100)}
-    batches.insert(random.randrange(len(batches)), nothing)
-    seconds = [0.05 + 0.5 * random.random() for _ in batches]
+    batches, seconds, right = drawn_speeds()
     value = answer([{name: rows.clone() for name, rows in batch.items()} for batch in batches], list(seconds))
     report.need("returns a float", isinstance(value, float), f"It returned {type(value).__name__}.")
-    right = _close(value, tokens / sum(seconds))
-    report.need("equals a count of the targets, to 1e-4", right, _likely_tokens(value, batches, seconds))
-
-
-def _likely_tokens(value: float, batches: list[dict[str, Tensor]], seconds: list[float]) -> str:
-    targets = [int((batch["labels"] != -100).sum()) for batch in batches]
-    real = [int((batch["input_ids"] != 0).sum()) for batch in batches]
-    positions = [batch["labels"].numel() for batch in batches]
-    nonzero = [int((batch["labels"] > 0).sum()) for batch in batches]
-    total = sum(seconds)
-    busy = sum(s for n, s in zip(targets, seconds, strict=True) if n)
-    both = [int(((batch["labels"] != -100) & (batch["input_ids"] != 0)).sum()) for batch in batches]
-    guesses = [
-        (sum(targets) / busy, "Time counts for all batches, also for one without any target."),
-        (sum(both) / total, "An input of 0 may be a token like any other. Only the label says what is a target."),
-        (sum(positions) / total, "It counts every position, padding too."),
-        (sum(real) / total, "It counts all tokens that are not padding; some of them are no targets. Look at labels."),
-        (sum(nonzero) / total, "A label of 0 is a token like any other; only -100 is none."),
-        (len(batches) / total, "Those are updates per second."),
-        (sum(targets), "That is a number of tokens; per second is wanted."),
-        (
-            sum(targets) / total / len(batches),
-            "That is the mean number of tokens of a batch over the whole run's time.",
-        ),
-        (targets[-1] / seconds[-1], "That is the last batch alone."),
-        (
-            sum(n / s for n, s in zip(targets, seconds, strict=True)) / len(batches),
-            "It averages the rates. A slow batch takes more of the time, so add up tokens and seconds first.",
-        ),
-    ]
-    return next((text for guess, text in guesses if _close(value, guess)), "All targets, over all seconds.")
+    likely = likely_mistake(value, mistaken_speeds(batches, seconds)) or "All targets, over all seconds."
+    report.need("equals a count of the targets, to 1e-4", close(value, right), likely)
 
 
 def first_batches(loader: Callable, n: int) -> list:
     """The first ``n`` batches, as a list, of a run that goes on over as many epochs as it needs.
 
-    ``loader(epoch)`` gives an iterator over the batches of epoch 0, 1, 2 …, each in an order of its own; one epoch may
-    hold more batches than another. Ask for an epoch once, when the one before has run out and more is needed.
+    ``loader(epoch)`` gives an iterator over the batches of epoch 0, 1, 2 …, each in an order of its
+    own; one epoch may hold more batches than another. Ask for an epoch once, when the one before
+    has run out and more is needed.
     """
     taken, epoch = [], 0
     batches = iter(loader(epoch))
@@ -291,10 +237,6 @@ def _likely_batches(value: list, wanted: list[int], orders: list[list[int]]) -> 
 
 def _all(orders: Iterable[list[int]]) -> list[int]:
     return [batch for order in orders for batch in order]
-
-
-def _close(a: float, b: float) -> bool:
-    return bool(abs(a - b) <= 1e-4 * abs(b))  # a plain bool, also of a NumPy float
 
 
 EXERCISES = (

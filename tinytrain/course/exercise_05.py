@@ -8,16 +8,24 @@ import torch
 from torch import Tensor
 
 from tinytrain.course.exercises import Exercise, Report
+from tinytrain.course.rows_05 import (
+    IGNORE,
+    Batch,
+    need_tensors,
+    packed_by_hand,
+    positions_by_hand,
+    random_ids,
+    what,
+)
 
-Batch = dict[str, Tensor]
-IGNORE = -100
 CHANGED = "What was handed in belongs to the caller: work on a copy, such as `sorted(...)` or `list + list` makes."
 
 
 def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
     """The share of all positions, 0 to 1, that are padding when each batch is padded to its own longest row.
 
-    ``lengths[i]`` is the number of positions that row i needs; a batch is a list of such row numbers i.
+    ``lengths[i]`` is the number of positions that row i needs; a batch is a list of such row
+    numbers i.
     """
     positions = sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
     real = sum(lengths[i] for batch in batches for i in batch)
@@ -69,10 +77,11 @@ def _likely_share(share: float, right: float, lengths: Sequence[int], batches: S
 def rows_to_batch(rows: list[list[int]], pad_id: int) -> Batch:
     """One batch from rows of two or more token ids: a dict of three tensors ``[B,T]``, padded on the right.
 
-    A row of n ids gives n - 1 positions: its first n - 1 ids are inputs, its last n - 1 ids are labels. T is the
-    largest n - 1 of the batch. Behind a row's end stand ``pad_id`` in ``input_ids``, -100 in ``labels`` and False in
-    ``attention_mask``, which is a bool tensor, True at real inputs; the other two are int64. ``pad_id`` may also be a
-    token of the text. The rows themselves stay as they are.
+    A row of n ids gives n - 1 positions: its first n - 1 ids are inputs, its last n - 1 ids are
+    labels. T is the largest n - 1 of the batch. Behind a row's end stand ``pad_id`` in
+    ``input_ids``, -100 in ``labels`` and False in ``attention_mask``, which is a bool tensor, True
+    at real inputs; the other two are int64. ``pad_id`` may also be a token of the text. The rows
+    themselves stay as they are.
     """
     T = max(len(row) - 1 for row in rows)
     batch = {
@@ -100,7 +109,7 @@ def check_rows_to_batch(answer: Callable[[list[list[int]], int], Batch], report:
         given = [list(row) for row in rows]
         batch = answer(given, pad_id)
         report.need(f"{name}: the rows are as before", given == rows, CHANGED)
-        _need_tensors(report, name, batch, ("input_ids", "labels", "attention_mask"), (len(rows), T))
+        need_tensors(report, name, batch, ("input_ids", "labels", "attention_mask"), (len(rows), T))
         wanted = [row[1:] + [IGNORE] * (T - len(row) + 1) for row in rows]
         labels = batch["labels"].tolist()
         report.need(f"{name}: labels {wanted}", labels == wanted, _likely_labels(labels, wanted, rows, pad_id, T))
@@ -154,9 +163,10 @@ def _likely_labels(labels: list[list[int]], wanted: list[list[int]], rows: list[
 def restarted_positions(doc_ids: Tensor) -> Tensor:
     """Positions ``[B,T]`` (int64) for packed rows: each counted from 0 at the start of its document.
 
-    ``doc_ids`` ``[B,T]`` says which document of its row a position belongs to. A document is a run of equal ids, 0 or
-    more, in no particular order; no two documents of a row share an id. -1 is padding, where the position is 0; it may
-    stand at either end of a row. ``doc_ids`` stays as it is.
+    ``doc_ids`` ``[B,T]`` says which document of its row a position belongs to. A document is a run
+    of equal ids, 0 or more, in no particular order; no two documents of a row share an id. -1 is
+    padding, where the position is 0; it may stand at either end of a row. ``doc_ids`` stays as it
+    is.
     """
     place = torch.arange(doc_ids.shape[1]).expand_as(doc_ids)
     begins = torch.ones_like(doc_ids, dtype=torch.bool)
@@ -169,37 +179,21 @@ def check_restarted_positions(answer: Callable[[Tensor], Tensor], report: Report
     """A row on paper first, then random rows with padding at an end or without, one of them nothing else."""
     cases = {"[0, 0, 0, 1, 1, -1, -1]": torch.tensor([[0, 0, 0, 1, 1, -1, -1]])}
     T = random.randint(15, 20)
-    rows = [_random_ids(T, pad) for pad in (0, 0, 3, 6)]
+    rows = [random_ids(T, pad) for pad in (0, 0, 3, 6)]
     rows[1] = [rows[0][-1] if number == rows[1][0] else number + 90 for number in rows[1]]  # the last id goes on below
-    cases["random rows"] = torch.tensor([*rows, [-1] * T, _random_ids(T, 4)[::-1]])
+    cases["random rows"] = torch.tensor([*rows, [-1] * T, random_ids(T, 4)[::-1]])
     for name, doc_ids in cases.items():
         given = doc_ids.clone()
         positions = answer(given)
         report.need(
             f"{name}: an int64 tensor of the same shape",
             isinstance(positions, Tensor) and positions.shape == doc_ids.shape and positions.dtype == torch.int64,
-            f"It returned {_what(positions)}; torch.int64 {list(doc_ids.shape)} is wanted.",
+            f"It returned {what(positions)}; torch.int64 {list(doc_ids.shape)} is wanted.",
         )
-        wanted = [_count(line) for line in doc_ids.tolist()]
+        wanted = [positions_by_hand(line) for line in doc_ids.tolist()]
         got = positions.tolist()
         report.need(f"{name}: {wanted[0]}", got == wanted, _likely_positions(got, wanted, doc_ids))
         report.need(f"{name}: doc_ids are as before", torch.equal(given, doc_ids), CHANGED)
-
-
-def _random_ids(T: int, padding: int) -> list[int]:
-    ids: list[int] = []
-    numbers = iter(random.sample(range(30), 30))
-    while len(ids) < T - padding:
-        ids += [next(numbers)] * random.randint(1, 5)
-    return ids[: T - padding] + [-1] * padding
-
-
-def _count(line: list[int]) -> list[int]:
-    counts: list[int] = []
-    for t, number in enumerate(line):
-        goes_on = t > 0 and line[t - 1] == number
-        counts.append(0 if number < 0 else counts[-1] + 1 if goes_on else 0)
-    return counts
 
 
 def _likely_positions(got: list[list[int]], wanted: list[list[int]], doc_ids: Tensor) -> str:
@@ -221,11 +215,12 @@ def _likely_positions(got: list[list[int]], wanted: list[list[int]], doc_ids: Te
 def pack_in_order(documents: list[list[int]], row_length: int) -> Batch:
     """Documents of token ids, packed into rows of ``row_length`` positions, in the order in which they come.
 
-    A document of n ids (2 or more, and at most ``row_length + 1``) takes n - 1 positions, its last id being a label
-    only. It goes behind the one before it if that row still has n - 1 positions free, and otherwise begins a new row.
-    Returns ``input_ids``, ``labels``, ``doc_ids`` and ``positions``, each ``[rows, row_length]`` and int64. In each
-    row documents are numbered from 0, and positions start at 0 in each document. The rest of a row holds 0, -100, -1
-    and 0. The documents themselves stay as they are.
+    A document of n ids (2 or more, and at most ``row_length + 1``) takes n - 1 positions, its last
+    id being a label only. It goes behind the one before it if that row still has n - 1 positions
+    free, and otherwise begins a new row. Returns ``input_ids``, ``labels``, ``doc_ids`` and
+    ``positions``, each ``[rows, row_length]`` and int64. In each row documents are numbered from 0,
+    and positions start at 0 in each document. The rest of a row holds 0, -100, -1 and 0. The
+    documents themselves stay as they are.
     """
     names = {"input_ids": 0, "labels": -100, "doc_ids": -1, "positions": 0}
     rows = []
@@ -257,9 +252,9 @@ def check_pack_in_order(answer: Callable[[list[list[int]], int], Batch], report:
         given = [list(document) for document in documents]
         packed = answer(given, T)
         report.need(f"{name}: the documents are as before", given == documents, CHANGED)
-        wanted = _packed_by_hand(documents, T)
+        wanted = packed_by_hand(documents, T)
         rows = len(wanted["labels"])
-        _need_tensors(report, name, packed, tuple(wanted), (None, T))
+        need_tensors(report, name, packed, tuple(wanted), (None, T))
         alike = len({packed[key].shape for key in wanted}) == 1
         report.need(f"{name}: all four have the same shape", alike, "They differ in their number of rows.")
         got = {key: packed[key].tolist() for key in wanted}
@@ -299,51 +294,6 @@ def check_pack_in_order(answer: Callable[[list[list[int]], int], Batch], report:
             got["positions"] == wanted["positions"],
             f"They begin {got['positions'][0]}, and should begin {wanted['positions'][0]}: from 0 in each document.",
         )
-
-
-def _packed_by_hand(documents: list[list[int]], T: int) -> dict[str, list[list[int]]]:
-    groups: list[list[list[int]]] = []
-    for document in documents:
-        used = sum(len(member) - 1 for member in groups[-1]) if groups else T
-        if used + len(document) - 1 > T:
-            groups.append([])
-        groups[-1].append(document)
-    columns = {"input_ids": 0, "labels": IGNORE, "doc_ids": -1, "positions": 0}
-    cells = {
-        "input_ids": lambda _number, document: document[:-1],
-        "labels": lambda _number, document: document[1:],
-        "doc_ids": lambda number, document: [number] * (len(document) - 1),
-        "positions": lambda _number, document: list(range(len(document) - 1)),
-    }
-    rows = {}
-    for name, filler in columns.items():
-        lines = [[cell for k, d in enumerate(group) for cell in cells[name](k, d)] for group in groups]
-        rows[name] = [line + [filler] * (T - len(line)) for line in lines]
-    return rows
-
-
-def _need_tensors(
-    report: Report, name: str, batch: Batch, keys: tuple[str, ...], shape: tuple[int | None, int]
-) -> None:
-    report.need(
-        f"{name}: a dict with {', '.join(keys)}",
-        isinstance(batch, dict) and set(keys) <= set(batch),
-        f"It returned {sorted(batch) if isinstance(batch, dict) else type(batch).__name__}.",
-    )
-    shown = ["rows" if size is None else size for size in shape]
-    for key in keys:
-        value = batch[key]
-        fits = isinstance(value, Tensor) and value.dim() == 2
-        fits = fits and all(want in (None, size) for want, size in zip(shape, value.shape, strict=True))
-        likely = f"{key} is {_what(value)}. n ids give n - 1 positions: the last id has nothing after it."
-        report.need(f"{name}: {key} is {shown}", fits, likely)
-        if key != "attention_mask":
-            likely = f"{key} is {_what(value)}; torch.int64 is what embeddings and losses take."
-            report.need(f"{name}: {key} is int64", value.dtype == torch.int64, likely)
-
-
-def _what(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 EXERCISES = (

@@ -167,9 +167,13 @@ WRONG = {
             lambda b, s: sum((x["input_ids"] != 0).sum().item() for x in b) / sum(s),
             "some of them are no targets",
         ),
-        "the mean of rates": (per_batch, "It averages the rates"),
+        "the mean of speeds": (per_batch, "It averages the batches' speeds"),
         "updates": (lambda b, s: len(b) / sum(s), "updates per second"),
         "no division": (lambda b, s: float(sum(map(targets, b))), "per second is wanted"),
+        "labels that are not 0": (
+            lambda b, s: sum((x["labels"] > 0).sum().item() for x in b) / sum(s),
+            "A label of 0 is a token",
+        ),
         "the last": (lambda b, s: targets(b[-1]) / s[-1], "the last batch alone"),
         "time with targets only": (
             lambda b, s: sum(map(targets, b)) / sum(t for x, t in zip(b, s, strict=True) if targets(x)),
