@@ -8,33 +8,21 @@ import time
 import pytest
 import torch
 
-from tinytrain.course.exercise_09 import apart, train_with, weights_of_one
+from tinytrain.course.accidents_09 import read_and_wrap, save_and_read, train_until
+from tinytrain.course.costs_09 import Times, accumulate, memory, ring_beside_torch, stay_silent
 from tinytrain.course.lesson_09 import (
-    NAMES,
-    Times,
-    accumulate,
     average_at_once,
     average_gradients,
     batches,
-    first_line,
-    fit,
     fresh,
     gradients_of,
-    join_as,
-    join_without,
     meet,
-    memory,
-    read_and_wrap,
-    ring_beside_torch,
-    save_and_read,
     spawned,
-    stay_silent,
     step_of,
-    tell,
-    torchrun,
     train,
-    train_until,
 )
+from tinytrain.course.machines_09 import NAMES, first_line, fit, join_as, join_without, tell, torchrun
+from tinytrain.course.trained_09 import apart, train_with, weights_of_one
 from tinytrain.distributed import LaunchError, launch
 
 
@@ -211,8 +199,8 @@ def test_exchanging_in_the_right_places_trains_as_one_process_does():
 
 
 def test_small_steps_are_smaller():
-    runs = train(0, ["none", "none, small steps"], 1)
-    assert torch.equal(runs["none"]["first gradient"], runs["none, small steps"]["first gradient"])
+    runs = train(0, ["none", "none, lr / 3"], 1)
+    assert torch.equal(runs["none"]["first gradient"], runs["none, lr / 3"]["first gradient"])
     start = torch.cat([p.detach().flatten() for p in fresh().parameters()])
     usual, small = ((run["weights"] - start).norm() for run in runs.values())
     assert usual > 2 * small > 0

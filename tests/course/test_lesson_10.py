@@ -9,10 +9,13 @@ from tinytrain.course.gallery_10 import GALLERY, LOOKS
 from tinytrain.course.handwritten import MendedLM, SmallLM
 from tinytrain.course.lesson_10 import (
     early_share,
+    ends,
     final_order,
     first_signs,
+    gain,
     jumps,
     loss_without_future,
+    lowest,
     model_of,
     over_seeds,
     several,
@@ -184,3 +187,10 @@ def test_cutting_off_the_future_changes_a_leaking_model_alone():
                     parameter.mul_(5)
         whole, cut = loss_without_future(model)
         assert (abs(whole - cut) < 1e-4) == same
+
+
+def test_a_gain_is_taken_seed_by_seed():
+    before = [{"held_out": 3.0, "evals": {20: 2.5, 40: 3.0}}, {"held_out": 2.0, "evals": {20: 2.5, 40: 2.0}}]
+    assert ends(before) == [3.0, 2.0] and lowest(before) == [2.5, 2.0]
+    value, noise = gain("a test", ends(before), [2.5, 1.4])  # 0.5 and 0.6 lower, whatever lies between the seeds
+    assert value == pytest.approx(0.55) and noise == pytest.approx(0.1 / math.sqrt(2))

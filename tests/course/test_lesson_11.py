@@ -5,7 +5,7 @@ import torch
 
 from tinytrain.course import nan_models
 from tinytrain.course.lesson_11 import CASES, CheckedScaler, GrowingScaler, train, under_train_step
-from tinytrain.course.nan_show import hunt, lead, questions, scale_warns, show_log, show_rerun, smooth
+from tinytrain.course.nan_show import hunt, lead, questions, scale_warns, show_log, show_rerun, side_by_side, smooth
 from tinytrain.course.nan_trial import difference
 
 SHORT = {"headline": 90, "softmax": 45, "now and then": 50, "standstill": 45, "soaring": 112, "one batch": 62}
@@ -148,6 +148,16 @@ def test_pictures_and_questions_show_every_case(sick, capsys):
     assert len(sick_line.get_xdata()) == len(sick["softmax"].run) and mended_line.get_color() != sick_line.get_color()
     lost = sick["softmax"].nans
     assert ends.get_marker() == "x" and ends.get_xdata().tolist() == [n for n in lost if n - 1 not in lost]
+
+
+def test_cases_stand_side_by_side(sick, capsys):
+    two = {name: sick[name] for name in ("standstill", "one batch")}
+    hunts = {name: hunt(trial, trial.bad[0]) for name, trial in two.items()}
+    side_by_side(two, two, two, hunts)
+    head, standstill, one_batch = (line.split() for line in capsys.readouterr().out.splitlines())
+    count = str(len(sick["standstill"].bad))
+    assert head[0] == "case" and standstill[1:] == ["40", "none", "blocks.0.norm1", "backward", *[count] * 3]
+    assert " ".join(one_batch) == "one batch none 60 outside the model 1 1 1"
 
 
 def test_a_mean_of_five_leaves_gaps_where_there_was_no_number():

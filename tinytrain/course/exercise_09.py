@@ -4,58 +4,26 @@ Each check asks the answer once for every process, here, and sends what it retur
 """
 
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
 from numbers import Integral, Real
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from tinytrain.course.exercises import Exercise, Report
+from tinytrain.course.mistakes_09 import near, wrong_factors, wrong_list, wrong_number, wrong_plan, wrong_rows
+from tinytrain.course.trained_09 import (
+    V,
+    apart,
+    flat,
+    gradient_with,
+    summed_loss,
+    tiny_model,
+    train_on_rows,
+    train_with,
+    weights_of_one,
+)
 from tinytrain.distributed import launch
-from tinytrain.distributed.group import total, world_size
-
-V = 11  # kinds of token in the checks
-LR = 0.5
-
-
-def tiny_model() -> nn.Module:
-    """The same in every process; in float64, so that order of adding up does not matter."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(V, 6), nn.Linear(6, V)).double()
-
-
-def summed_loss(model: nn.Module, ids: Tensor) -> Tensor:
-    """The losses of all targets of rows of ids ``[B,T+1]``, added up."""
-    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
-
-
-def move(model: nn.Module) -> None:
-    """One step of plain gradient descent; what is in ``.grad`` is used up."""
-    for p in model.parameters():
-        if p.grad is not None:
-            p.data -= LR * p.grad
-            p.grad = None
-
-
-def average(model: nn.Module) -> None:
-    """Put the mean over all processes in the place of each gradient, as DDP does; None counts as zeros."""
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        total(p.grad).div_(world_size())
-
-
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-def apart(one: Tensor, other: Tensor) -> float:
-    """Length of the difference, in parts of the second's length; infinity where it is NaN."""
-    distance = float((one - other).norm() / other.norm())
-    return distance if distance >= 0 else float("inf")
 
 
 def share(order: list[int], batch_size: int, rank: int, processes: int) -> list[list[int]]:
@@ -71,19 +39,6 @@ def share(order: list[int], batch_size: int, rank: int, processes: int) -> list[
     """
     updates = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
     return [rows[rank::processes] for rows in updates]
-
-
-def train_on_rows(rank: int, plans: list[list[list[int]]], ids: Tensor) -> list[float]:
-    """The loss of each update, over the rows of all processes; ``plans[rank][k]`` are this one's rows of update k."""
-    model, losses = tiny_model(), []
-    for rows in plans[rank]:
-        loss = summed_loss(model, ids[rows]) if rows else sum(p.sum() for p in model.parameters()) * 0
-        counted = total(torch.tensor(float(len(rows) * (ids.shape[1] - 1))).double())
-        (loss / counted * world_size()).backward()
-        average(model)
-        move(model)
-        losses.append(float(total(loss.detach()) / counted))
-    return losses
 
 
 def check_share(answer: Callable[..., list[list[int]]], report: Report) -> None:
@@ -109,9 +64,9 @@ def check_share(answer: Callable[..., list[list[int]]], report: Report) -> None:
         report.need(
             f"{case}: {len(updates)} updates in each",
             numbers == [len(updates)] * processes,
-            _likely_number(numbers, plans, updates),
+            wrong_number(numbers, plans, updates),
         )
-        likely = _likely_rows(plans, updates)
+        likely = wrong_rows(plans, updates)
         known = {int(row) for plan in plans for rows in plan for row in rows} <= {*order}
         report.need(f"{case}: all are row numbers of the order", known, likely)
         if case == "2 processes":
@@ -154,44 +109,6 @@ def _check_plans(plans: list[object], report: Report, case: str) -> None:
     )
 
 
-def _likely_number(numbers: list[int], plans: list[list[list[int]]], updates: list[list[int]]) -> str:
-    n, whole = len(updates), updates[0]
-    if all(number == n + 1 and not plan[-1] for number, plan in zip(numbers, plans, strict=True)):
-        return "There is one update too many, an empty one at the end: `order` divides into full updates here."
-    if all(number == n - 1 for number in numbers):
-        return "The rows left at the end made no update: they were never trained on."
-    if len(plans) > 1 and plans[0] and {*plans[0][0]} == {*whole}:
-        return "Whole updates were dealt out. Each update belongs to all processes: deal out its rows."
-    if len(plans) > 1 and plans[0] and len(plans[0][0]) == len(whole):
-        return "The updates are larger than in one process: `batch_size` counts the rows of all processes together."
-    if len(set(numbers)) > 1:
-        return (
-            f"The processes have {numbers} updates. One that has fewer leaves the others waiting: give it an empty "
-            "list where nothing is left for it."
-        )
-    return "There are too few updates." if numbers[0] < n else "There are too many updates."
-
-
-def _likely_rows(plans: list[list[list[int]]], updates: list[list[int]]) -> str:
-    done = Counter(int(row) for plan in plans for rows in plan for row in rows)
-    meant = {row for rows in updates for row in rows}
-    if len(plans) > 1 and all(sorted(plan[0]) == sorted(plans[0][0]) for plan in plans) and plans[0][0]:
-        return "All processes do the same rows. Each must take another part of an update: what does `rank` change?"
-    if set(done) - meant:
-        return "There are rows that are not in `order`: places in it are not its row numbers."
-    if missing := meant - set(done):
-        return f"{len(missing)} rows are done by nobody, such as row {min(missing)}."
-    if twice := [row for row, times in done.items() if times > 1]:
-        return (
-            f"Some rows are done twice, such as row {twice[0]}. To fill up a share with rows that were done before "
-            "makes them weigh double; an empty or shorter share is fine."
-        )
-    return (
-        "Each row is done once, but in another update than in one process. Cut the epoch into updates first, and "
-        "deal out the rows of each."
-    )
-
-
 def factors(counts: list[list[int]], rank: int) -> list[float]:
     """What process ``rank`` must multiply the mean loss of each of its micro-batches by: a float for each.
 
@@ -204,16 +121,6 @@ def factors(counts: list[list[int]], rank: int) -> list[float]:
     """
     targets = sum(sum(own) for own in counts)
     return [n * len(counts) / targets for n in counts[rank]]
-
-
-def gradient_with(rank: int, weights: list[list[float]], micro_batches: list[list[Tensor]]) -> Tensor:
-    """The gradient that is left after this process's micro-batches, each mean times its weight, and the average."""
-    model = tiny_model()
-    for weight, ids in zip(weights[rank], micro_batches[rank], strict=True):
-        if ids.numel():
-            (summed_loss(model, ids[None]) / (len(ids) - 1) * weight).backward()
-    average(model)
-    return flat([p.grad for p in model.parameters()])
 
 
 def check_factors(answer: Callable[[list[list[int]], int], list[float]], report: Report) -> None:
@@ -246,7 +153,7 @@ def check_factors(answer: Callable[[list[list[int]], int], list[float]], report:
             f"{case}: the counts are as before", given == [counts] * processes, "What was handed in is the caller's."
         )
         found = [[float(factor) for factor in value] for value in values]
-        likely = _likely_factors(found, counts)
+        likely = wrong_factors(found, counts)
         if case == "2 processes":
             ids = [[torch.randint(0, V, (n + 1,)) for n in own] for own in counts]
             model = tiny_model()
@@ -256,7 +163,7 @@ def check_factors(answer: Callable[[list[list[int]], int], list[float]], report:
             what = "two processes that train with them have the gradient of one"
             report.need(what, max(apart(gradient, wanted) for gradient in gradients) <= 1e-5, likely)
         wanted = [[n * processes / sum(map(sum, counts)) for n in own] for own in counts]
-        report.need(f"{case}: every target weighs the same", _near(found, wanted, counts), likely)
+        report.need(f"{case}: every target weighs the same", near(found, wanted, counts), likely)
 
 
 def _check_factors(values: list[object], counts: list[list[int]], report: Report, case: str) -> None:
@@ -279,51 +186,6 @@ def _check_factors(values: list[object], counts: list[list[int]], report: Report
     )
 
 
-def _near(found: list[list[float]], wanted: list[list[float]], counts: list[list[int]]) -> bool:
-    """Alike wherever there are targets: a mean of nothing is 0, whatever it is multiplied by."""
-    triples = [
-        (a, b, n)
-        for triple in zip(found, wanted, counts, strict=True)
-        for a, b, n in zip(*triple, strict=True)
-    ]  # fmt: skip
-    return all((n == 0 and a - a == 0) or abs(a - b) <= 1e-5 for a, b, n in triples)
-
-
-def _likely_factors(found: list[list[float]], counts: list[list[int]]) -> str:
-    everything, P = sum(map(sum, counts)), len(counts)
-    own = [sum(each) or 1 for each in counts]
-    candidates: list[tuple[Callable[[int, int], float], str]] = [
-        (lambda r, n: n / everything, "DDP takes the mean over processes, which divides by their number once more."),
-        (
-            lambda r, n: n / own[r],
-            "Each process divides by its own targets: a target weighs more in a process that has few.",
-        ),
-        (lambda r, n: 1 / len(counts[r]), "This is the mean of the micro-batches' means: see notebook 06."),
-        (lambda r, n: 1.0, "Nothing is divided: the micro-batches' means are added up."),
-        (lambda r, n: P / everything, "This is for a summed loss. The mean has been divided by its own targets."),
-        (lambda r, n: 1 / everything, "This is for a summed loss. The mean has been divided by its own targets."),
-        (
-            lambda r, n: n * len(counts[r]) / everything,
-            "It multiplies by the number of micro-batches. DDP takes a mean over *processes*: multiply by theirs.",
-        ),
-        (lambda r, n: n * P / own[r], "It divides by the process's own targets. All targets of all processes count."),
-        (
-            lambda r, n: 1 / (len(counts[r]) * P),
-            "Every micro-batch weighs the same, whatever its number of targets; and DDP divides by processes already.",
-        ),
-        (
-            lambda r, n: n / (everything / sum(map(len, counts))),
-            "It multiplies by the number of all micro-batches. DDP takes a mean over *processes*.",
-        ),
-    ]
-    if not all(abs(factor) < float("inf") for own in found for factor in own):
-        return "A factor is not finite. Is something divided by a count that may be 0?"
-    for factor, words in candidates:
-        if _near(found, [[factor(r, n) for n in each] for r, each in enumerate(counts)], counts):
-            return words
-    return "A target's weight is its factor / its micro-batch's targets / processes. It must be 1 / all targets."
-
-
 def when_to_exchange(micro_batches: int, window: int) -> list[bool]:
     """For each of a process's micro-batches of one epoch, in order: are gradients exchanged with it?
 
@@ -336,32 +198,6 @@ def when_to_exchange(micro_batches: int, window: int) -> list[bool]:
     """
     ends = {*range(window, micro_batches, window), micro_batches}
     return [number in ends for number in range(1, micro_batches + 1)]
-
-
-def train_with(rank: int, plans: list[list[bool]], window: int, ids: list[Tensor]) -> list[Tensor]:
-    """The weights after each update; process r exchanges where ``plans[r]`` says so."""
-    model, weights, plan = tiny_model(), [], plans[rank]
-    for number, exchange in enumerate(plan, start=1):
-        summed_loss(model, ids[rank][number - 1][None]).div(20).backward()
-        if exchange:
-            average(model)
-        if number % window == 0 or number == len(plan):
-            move(model)
-            weights.append(flat(list(model.parameters())))
-    total(torch.zeros(1))  # nobody leaves before all have come, whatever the plan
-    return weights
-
-
-def weights_of_one(numbers: Sequence[int], window: int, ids: list[Tensor]) -> list[Tensor]:
-    """The same in one process, which does the micro-batches of both."""
-    model, weights = tiny_model(), []
-    for start in range(0, max(numbers), window):
-        mine = [each for n, own in zip(numbers, ids, strict=True) for each in own[start : min(start + window, n)]]
-        for each in mine:
-            (summed_loss(model, each[None]).div(20) / len(numbers)).backward()
-        move(model)
-        weights.append(flat(list(model.parameters())))
-    return weights
 
 
 def check_when_to_exchange(answer: Callable[[int, int], list[bool]], report: Report) -> None:
@@ -383,11 +219,11 @@ def check_when_to_exchange(answer: Callable[[int, int], list[bool]], report: Rep
             report.need(
                 f"{case}: returns a list of {n} truth values",
                 isinstance(plan, list) and len(plan) == n and all(isinstance(each, bool | np.bool_) for each in plan),
-                _likely_list(plan, n),
+                wrong_list(plan, n),
             )
             plans.append([bool(each) for each in plan])
         right = [[(i + 1) % size == 0 or i + 1 == n for i in range(n)] for n in numbers]
-        likely = _likely_plan(plans[0], right[0], size)
+        likely = wrong_plan(plans[0], right[0], size)
         exchanges = [sum(plan) for plan in plans]
         report.need(
             f"{case}: equally many exchanges in both processes",
@@ -406,42 +242,6 @@ def check_when_to_exchange(answer: Callable[[int, int], list[bool]], report: Rep
             report.need("and they are those of one process", same, likely)
         report.need(f"{case}: once for each update", exchanges[0] == sum(right[0]), likely)
         report.need(f"{case}: with its last micro-batch", plans == right, likely)
-
-
-def _likely_list(plan: object, n: int) -> str:
-    if not isinstance(plan, list):
-        return f"It returned {type(plan).__name__}."
-    if len(plan) != n:
-        return f"There are {len(plan)} values for {n} micro-batches."
-    return (
-        f"It returned a list of {', '.join(sorted({type(each).__name__ for each in plan}))}; True or False is wanted."
-    )
-
-
-def _likely_plan(plan: list[bool], right: list[bool], window: int) -> str:
-    if not any(plan):
-        return "Nothing is ever exchanged: each process trains a model of its own."
-    if all(plan) and not all(right):
-        return "With each micro-batch the result is right, and all but the last exchange of an update were for nothing."
-    if plan == [i % window == 0 for i in range(len(plan))]:
-        return (
-            "It exchanges with the first micro-batch of each update. What the processes add afterwards stays with each."
-        )
-    if plan == [(i + 2) % window == 0 or i + 1 == len(plan) for i in range(len(plan))]:
-        return (
-            "It exchanges one micro-batch too early. An update's gradients must be exchanged after the last of them "
-            "was added."
-        )
-    if plan == [not each for each in right]:
-        return "True and False are the wrong way round: this is where DDP would be silent."
-    if plan[:-1] == right[:-1]:
-        return "The last update, of what is left over, is never exchanged: the processes make different steps."
-    if sum(plan) == 1 and plan[-1]:
-        return "Only the epoch's last micro-batch exchanges. Each update needs its own."
-    gaps = {b - a for a, b in pairwise([i for i, each in enumerate(plan) if each])}
-    if gaps == {window}:
-        return "The windows begin at the first micro-batch: exchange with number `window`, twice `window`, and so on."
-    return "An update's gradients must be exchanged after the last of them was added, and before the step."
 
 
 EXERCISES = (

@@ -148,17 +148,17 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
 
 def check_rms_norm(answer: Callable[[Tensor, Tensor, float], Tensor], report: Report) -> None:
     """Ordinary, tiny, huge and empty rows, compared with float64, forward and backward."""
+    eps = random.uniform(2, 9) * 1e-6
     sizes = {
         "ordinary numbers": 1.0,
         "tiny numbers": 2e-5,
-        "numbers whose square is near eps": 2e-3,
+        "numbers whose square is near eps": eps**0.5,
         "huge numbers": 12_000.0,
         "rows of 0": 0.0,
     }
     for what, size in sizes.items():
         shape = [random.randint(2, 4) for _ in range(random.randint(1, 2))] + [random.randint(5, 9)]
-        eps = random.uniform(2, 9) * 1e-6
-        data = (torch.randn(shape, dtype=torch.float32) * size).clamp(-65_000, 65_000).half()
+        data = (_rows(shape) * size).clamp(-65_000, 65_000).half()
         if what == "huge numbers":
             data.view(-1, shape[-1])[0] = 65_504.0 * torch.randn(shape[-1]).sign()
         gain = torch.rand(shape[-1], dtype=torch.float32) + 0.5
@@ -186,6 +186,18 @@ def check_rms_norm(answer: Callable[[Tensor, Tensor, float], Tensor], report: Re
             report.need(f"{what}: the gradient of {name}", _near(found, exact), words)
 
 
+def _rows(shape: list[int]) -> Tensor:
+    """Random rows of which no two are of one size, and whose means are half of their standard deviation.
+
+    So each mistake gives another value whatever is drawn: the mean squares go from 0.3 to 5.
+    """
+    rows = torch.randn(shape, dtype=torch.float32)
+    rows = (rows - rows.mean(-1, keepdim=True)) / rows.std(-1, correction=0, keepdim=True) + 0.5
+    n = rows[..., 0].numel()
+    sizes = torch.linspace(0.5, 2, n)[torch.randperm(n)]
+    return rows * sizes.view([*shape[:-1], 1])
+
+
 def _exact_norm(x: Tensor, gain: Tensor, eps: float, back: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     x, gain = x.double().requires_grad_(), gain.double().requires_grad_()
     value = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * gain
@@ -210,6 +222,7 @@ def _likely_norm(value: Tensor, x: Tensor, gain: Tensor, eps: float, what: str) 
         (x / (m + eps).sqrt(), "The gain is missing."),
         (x / m.sqrt() * gain, "eps is missing."),
         (x / (m.sqrt() + eps) * gain, "eps stands outside the root: sqrt(mean + eps)."),
+        (x / m.clamp(min=eps).sqrt() * gain, "It uses eps as a floor. Add it to the mean, whatever that is."),
         (x / (x.square().sum(-1, keepdim=True) + eps).sqrt() * gain, "It takes the sum of squares, not the mean."),
         (x / (x.square().mean() + eps).sqrt() * gain, "It takes one mean for all rows: the last axis only."),
         ((x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + eps).sqrt() * gain, "LayerNorm."),
@@ -218,6 +231,8 @@ def _likely_norm(value: Tensor, x: Tensor, gain: Tensor, eps: float, what: str) 
     for candidate, words in candidates:
         if _near(value, candidate) and not _near(candidate, right):
             return words
+    if "huge" in what:
+        return "Another value: is something bounded? In FP32 the squares of huge numbers need no limit."
     return "Another value. Tiny numbers lose their digits when they are squared in FP16: turn x to FP32 first."
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from tinytrain.corpus import load_corpus
 from tinytrain.course import sick_parts as parts
 from tinytrain.course.budget import by_budget
+from tinytrain.course.handwritten import MendedLM, SmallLM
 from tinytrain.course.runs import run_many
 from tinytrain.course.sick import make
+from tinytrain.course.spread import spread
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.forward import forward_logits
 from tinytrain.loss import cross_entropy
@@ -220,6 +222,22 @@ def final_order(runs: Sequence[Mapping[str, Any]], *, at: int) -> float:
     return 100 * sum(pairs) / len(pairs)
 
 
+def ends(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The held-out loss at the end of each of ``runs``, as ``train_run`` returns them."""
+    return [run["held_out"] for run in runs]
+
+
+def lowest(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The lowest held-out loss of each of ``runs`` on its way."""
+    return [min(run["evals"].values()) for run in runs]
+
+
+def gain(name: str, before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """By how much ``after`` is lower, seed by seed: the mean, and the spread of the differences."""
+    lower = [a - b for a, b in zip(before, after, strict=True)]
+    return mean(lower), spread(f"10 {name}", {"difference": lower})
+
+
 def _one_by_one(function: Callable[..., Any], cases: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [function(**case) for case in cases]
 
@@ -270,6 +288,19 @@ def noisy(folder: str | Path, seed: int = 0) -> Run:
     """A healthy run with two rows to an update."""
     parts.train(Path(folder), seed, data=parts.batches(seed, batch_size=2), max_lr=3e-3, total_steps=600, eval_every=60)
     return read_run(folder)
+
+
+def two_curves(folder: Path) -> tuple[dict[str, nn.Module], dict[str, Run]]:
+    """``"one"``, whose mask is the wrong way round, the same ``"mended"``, and ``"the other"``: models and logs.
+
+    ``"the other"`` is the healthy run with two rows to an update; its model is not kept.
+    """
+    models, logs = {}, {"the other": noisy(folder / "noisy")}
+    for name, kind in {"one": SmallLM, "mended": MendedLM}.items():
+        torch.manual_seed(0)
+        models[name] = kind(vocab_size=256, d_model=64, n_layers=2, n_heads=4, max_positions=64)
+        logs[name] = train_masked(models[name], folder / name)
+    return models, logs
 
 
 def hot(*, max_lr: float, seed: int, warmup_steps: int = 100) -> Run:

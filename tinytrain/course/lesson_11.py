@@ -11,7 +11,17 @@ from torch import Tensor, nn
 
 from tinytrain.corpus import load_corpus
 from tinytrain.course import nan_models as parts
-from tinytrain.course.nan_show import hunt, lead, look_along, look_at_data, questions, scale_warns, show_log, show_rerun
+from tinytrain.course.nan_show import (
+    hunt,
+    lead,
+    look_along,
+    look_at_data,
+    questions,
+    scale_warns,
+    show_log,
+    show_rerun,
+    side_by_side,
+)
 from tinytrain.course.nan_trial import IGNORED, Batch, Case, Trial, difference
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.precision import LossScaleError, Precision
@@ -30,6 +40,7 @@ __all__ = [
     "scale_warns",
     "show_log",
     "show_rerun",
+    "side_by_side",
     "train",
     "under_train_step",
 ]

@@ -1,11 +1,12 @@
 """The pictures of notebook 11's runs, and the questions of its hunt."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from tinytrain.course.nan_trial import IGNORED, Trial
 from tinytrain.watch.labels import frame
@@ -20,10 +21,14 @@ PANELS = {
 }
 
 
+def _plain(value: float, _place: int) -> str:
+    return f"{value:g}"
+
+
 def show_log(trial: Trial, title: str, names: Sequence[str] = ("loss", "loss_scale")) -> Figure:
     """Fields of the log over the batches; a tick below marks a skipped update, grey a loss that is not finite."""
-    figure, axes = plt.subplots(1, len(names), figsize=(3.1 * len(names) + 0.4, 2.4), layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure, axes = plt.subplots(1, len(names), figsize=(2.5 + 2.5 * len(names), 2.6), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     xs = list(range(len(trial.run)))
     for ax, name in zip(axes, names, strict=True):
         y, log_y = PANELS[name]
@@ -31,6 +36,8 @@ def show_log(trial: Trial, title: str, names: Sequence[str] = ("loss", "loss_sca
         ax.plot(xs, [v if math.isfinite(v) and (v > 0 or not log_y) else math.nan for v in values], color=INKS[0][0])
         ax.set_yscale("log" if log_y else "linear")
         frame(ax, "", "batch", y)
+        if name == "grad_norm":
+            ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=_plain, minor_locator=NullLocator())
         ax.plot(trial.skips, [0.02] * len(trial.skips), "|", color="black", ms=5, transform=ax.get_xaxis_transform())
         for n in trial.nans:
             ax.axvspan(n - 0.5, n + 0.5, color="#bbbbbb", alpha=0.6, lw=0)
@@ -39,7 +46,7 @@ def show_log(trial: Trial, title: str, names: Sequence[str] = ("loss", "loss_sca
 
 def show_rerun(sick: Trial, mended: Trial, title: str, **others: Trial) -> Figure:
     """The loss of the sick and of the mended run, and of others by name, over the batches."""
-    figure, ax = plt.subplots(figsize=(6.4, 2.4), layout="constrained")
+    figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     trials = {"sick": sick, "mended": mended} | {name.replace("_", " "): other for name, other in others.items()}
     curves = {name: (range(len(trial.run)), smooth(trial.series("loss"))) for name, trial in trials.items()}
     plot_curves(ax, curves, title=title, x="batch", y="loss (nats), mean of 5")
@@ -113,3 +120,16 @@ def lead(trial: Trial) -> int:
     stands for what never came."""
     warned, end = scale_warns(trial), len(trial.run)
     return (trial.nans[0] if trial.nans else end) - (end if warned is None else warned)
+
+
+def side_by_side(
+    sick: Mapping[str, Trial], mended: Mapping[str, Trial], bf16: Mapping[str, Trial], hunts: Mapping[str, NanHunt]
+) -> None:
+    """Print a line for each case: when it broke, what ``hunts`` accuse, and how many updates were not finite."""
+    heads = ("case", "first skip", "first NaN loss", "accused", "pass", "not finite: sick", "mended", "BF16")
+    print("{:14}{:>11}{:>16}  {:27}{:10}{:>17}{:>8}{:>6}".format(*heads))
+    for name, trial in sick.items():
+        skip, nan = (each[0] if each else "none" for each in (trial.skips, trial.nans))
+        who, phase = hunts[name].accused or "outside the model", getattr(hunts[name].first, "phase", "")
+        counts = f"{len(trial.bad):>17}{len(mended[name].bad):>8}{len(bf16[name].bad):>6}"
+        print(f"{name:14}{skip:>11}{nan:>16}  {who:27}{phase:10}{counts}")

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from tinytrain.corpus import load_corpus
-from tinytrain.course.lesson_09 import bytes_sent
+from tinytrain.course.costs_09 import bytes_sent
 from tinytrain.course.lesson_13 import held_bytes, own_part, random_batch
 from tinytrain.data import RowBatches, TokenRows
 from tinytrain.distributed import replicate, shard

@@ -148,13 +148,13 @@ WRONG = {
             lambda x, g, e: (
                 x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True).clamp(max=4e8) + e) * g
             ).half(),
-            "Another value",
+            "is something bounded",
         ),
         "a floor in place of eps": (
             lambda x, g, e: (
                 x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True).clamp(min=e)) * g
             ).half(),
-            "",
+            "eps as a floor",
         ),
         "all in FP16": (norm(wide=False), "FP32"),
         "FP32 out": (norm(back=False), "wanted is float16"),
