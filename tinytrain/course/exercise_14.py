@@ -4,43 +4,38 @@ import io
 import math
 import random
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tinytrain.course.drawn_14 import copies, fresh_model, masked, packed, unchanged, uneven
 from tinytrain.course.exercises import Exercise, Report
 from tinytrain.course.laws.probe import (
     BAD_BACKWARD,
     BAD_FORWARD,
-    MISTAKES,
     Batch,
-    Noting,
     ProbeModel,
-    T,
-    cut,
     distance,
     gradient_of,
-    mistake_behind,
     model_with,
-    rows_of,
     spoiled,
     true_loss,
 )
 from tinytrain.course.laws.tape import furthest, generator_states, same, state_of, weights_of
+from tinytrain.course.likely_14 import behind_counts, behind_fork, behind_loss, behind_number, behind_update
 
 
 def one_update(
-    model: nn.Module, micro_batches: list[dict], optimizer: torch.optim.Optimizer, rate: float, limit: float
+    model: nn.Module, micro_batches: list[dict], optimizer: torch.optim.Optimizer, lr: float, limit: float
 ) -> dict:
     """One update from all micro-batches together.
 
     Of each dict, ``labels`` ``[B,T]`` stay here (-100: no target); the rest goes to the model by name,
     which returns logits ``[B,T,V]``. No module's mode changes. The loss is the sum of all token losses
     over the number of all targets. ``limit`` bounds the gradient's 2-norm (torch's ``clip_grad_norm_``),
-    and every group of the optimizer gets ``rate``. If there is no target, or the loss or the norm is not
-    finite, nothing moves: no weight, no moment, no rate.
+    and every group of the optimizer gets the learning rate ``lr``. If there is no target, or the loss or
+    the norm is not finite, nothing moves: no weight, no moment, no learning rate.
     Returns {"loss": float, "grad_norm": float before clipping, "skipped": bool}.
     """
     optimizer.zero_grad()
@@ -55,65 +50,41 @@ def one_update(
     skipped = targets == 0 or not (math.isfinite(loss) and math.isfinite(norm))
     if not skipped:
         for group in optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = lr
         optimizer.step()
     return {"loss": loss, "grad_norm": norm, "skipped": skipped}
 
 
 def check_one_update(answer: Callable[..., dict], report: Report) -> None:
     """Fresh rows each time, cut unevenly; SGD shows the gradient as what the weights moved by."""
-    plain = _uneven()
+    plain = uneven()
     _right_update(answer, report, "uneven micro-batches", plain)
-    empty = [plain[0], plain[1] | {"labels": torch.full_like(plain[1]["labels"], -100)}, *_uneven()[:1]]
+    empty = [plain[0], plain[1] | {"labels": torch.full_like(plain[1]["labels"], -100)}, *uneven()[:1]]
     _right_update(answer, report, "a micro-batch without a target in the middle", empty)
-    _right_update(answer, report, "attention_mask in the batch", _masked())
-    _right_update(answer, report, "doc_ids in the batch", _packed())
-    _right_update(answer, report, "a gradient left from before", _uneven(), stale=True)
-    _right_update(answer, report, "a gradient longer than the limit", _uneven(), shorten=random.uniform(0.02, 0.3))
+    _right_update(answer, report, "attention_mask in the batch", masked())
+    _right_update(answer, report, "doc_ids in the batch", packed())
+    _right_update(answer, report, "a gradient left from before", uneven(), stale=True)
+    _right_update(answer, report, "a gradient longer than the limit", uneven(), shorten=random.uniform(0.02, 0.3))
     for what, token in (("the loss is not finite", BAD_FORWARD), ("only the gradient is not", BAD_BACKWARD)):
-        first = spoiled(_uneven(), token)
+        first = spoiled(uneven(), token)
         _nothing_moves(answer, report, what, random.choice([first, first[::-1]]))
     _nothing_moves(answer, report, "no target at all", [b | {"labels": b["labels"].clamp(max=-100)} for b in plain])
 
 
-def _uneven() -> list[Batch]:
-    lengths = random.sample(range(2, T + 1), 6)
-    return cut(rows_of(random.randrange(10**6), lengths), random.choice([(1, 3, 2), (2, 1, 3), (3, 2, 1)]))
+_KEYS = {"loss", "grad_norm", "skipped"}
+_DICT = f"it returns a dict with {', '.join(sorted(_KEYS))}"
 
 
-def _masked() -> list[Batch]:
-    parts = cut(rows_of(random.randrange(10**6), [T] * 5), (2, 3))
-    for part in parts:
-        part["attention_mask"] = torch.ones_like(part["input_ids"])
-        part["attention_mask"][:, : random.randint(3, 6)] = 0
-        part["labels"] = part["labels"].masked_fill(part["attention_mask"] == 0, -100)
-    return parts
-
-
-def _packed() -> list[Batch]:
-    parts = cut(rows_of(random.randrange(10**6), [T] * 5), (2, 3))
-    for part in parts:
-        part["doc_ids"] = (torch.arange(T) >= random.randint(3, 8)).long().expand_as(part["input_ids"]).clone()
-    return parts
-
-
-def _fresh_model(dropout: float = 0.0) -> ProbeModel:
-    return ProbeModel(Noting(), dropout=dropout)
-
-
-def _copies(batches: list[Batch]) -> list[Batch]:
-    return [{name: value.clone() for name, value in batch.items()} for batch in batches]
-
-
-def _unchanged(batches: list[Batch], given: list[Batch]) -> bool:
-    pairs = zip(batches, given, strict=True)
-    return len(batches) == len(given) and all(a.keys() == b.keys() and same(a, b) for a, b in pairs)
+def _once(report: Report, what: str, ok: bool, likely: str = "") -> None:
+    """As ``report.need``, with one line for what holds again and again."""
+    if not ok or what not in (line[1] for line in report.lines):
+        report.need(what, ok, likely)
 
 
 def _right_update(
     answer: Callable[..., dict], report: Report, what: str, batches: list[Batch], *, stale: bool = False, shorten=0.0
 ) -> None:
-    model, rate, given = _fresh_model(), random.uniform(0.1, 0.5), _copies(batches)
+    model, rate, given = fresh_model(), random.uniform(0.1, 0.5), copies(batches)
     model.train(not stale)
     modes = [module.training for module in model.modules()]
     first, *others = model.parameters()  # two groups
@@ -123,65 +94,38 @@ def _right_update(
     norm = float(wanted.norm())
     limit = norm * shorten if shorten else 1e6
     if stale:
-        true_loss(model, _uneven()).backward()
+        true_loss(model, uneven()).backward()
     found = answer(model, given, optimizer, rate, limit)
-    keys = {"loss", "grad_norm", "skipped"}
-    report.need("it returns a dict with loss, grad_norm, skipped", isinstance(found, dict) and keys <= set(found))
+    _once(report, _DICT, isinstance(found, dict) and set(found) >= _KEYS)
     after = torch.cat([p.detach().double().flatten() for p in model.parameters()])
     start = torch.cat([value.double().flatten() for value in before.values()])
     moved = (start - after) / rate
     true = wanted * min(1.0, shorten or 1.0)
     ok = bool(distance(moved, true) < 1e-4)
-    likely = "" if ok else _likely_update(moved, true, before, batches, optimizer, rate, norm, limit, stale)
-    report.need(f"{what}: the weights move by the clipped gradient times the rate", ok, likely)
+    likely = "" if ok else behind_update(moved, true, before, batches, optimizer, rate, norm, limit, stale)
+    report.need(f"{what}: the weights move by the clipped gradient times lr", ok, likely)
     names = {"loss": loss, "grad_norm": norm}
     for name, true_value in names.items():
         value = found[name]
         ok = isinstance(value, float) and bool(abs(value - true_value) <= 1e-4 * true_value)
-        report.need(f"{what}: {name}", ok, "" if ok else _likely_number(name, value, true_value, limit))
+        report.need(f"{what}: {name}", ok, "" if ok else behind_number(name, value, true_value, limit))
     report.need(f"{what}: not skipped", found["skipped"] is False, f"skipped is {found['skipped']!r}; False is wanted.")
-    report.need("the batches are as they were", _unchanged(batches, given), "It writes into the batches.")
+    _once(report, "the batches are as they were", unchanged(batches, given), "It writes into the batches.")
     same_modes = modes == [module.training for module in model.modules()]
-    report.need("every module is in the mode it was in", same_modes, "It calls model.train() or model.eval().")
-
-
-def _likely_update(moved, true, before, batches, optimizer, rate, norm, limit, stale) -> str:
-    if not moved.norm() > 0:
-        return "No weight has moved: is step() called, and is this batch not to be skipped?"
-    if not moved.isfinite().all():
-        return "A weight is NaN: the mean over no target is 0 / 0. Take sums, and divide once."
-    now = {float(group["lr"]) for group in optimizer.param_groups}
-    if now != {rate}:
-        return f"The groups' lr is {now}, and the update's rate is {rate:.4g}: write it into every group before step()."
-    if stale:
-        return "A gradient that was there before has joined in: call zero_grad() first."
-    if limit < norm and abs(float(moved.norm()) / norm - 1) < 1e-3:
-        return "The gradient is not clipped before step()."
-    words = mistake_behind(moved * float(norm / true.norm()), before, batches)
-    return (
-        words[:1].upper() + words[1:] + "." if words else "The gradient is another: sum the token losses, divide once."
-    )
-
-
-def _likely_number(name: str, value: Any, true: float, limit: float) -> str:
-    if not isinstance(value, float):
-        return f"{name} is {type(value).__name__}; a float is wanted: .item()."
-    if name == "grad_norm" and abs(value - limit) < 1e-3 * limit:
-        return "That is the norm after clipping; clip_grad_norm_ returns the one before."
-    return f"{name} is {value / true:.4g} times what was optimized: the loss of all micro-batches, over all targets."
+    _once(report, "every module is in the mode it was in", same_modes, "It calls model.train() or model.eval().")
 
 
 def _nothing_moves(answer: Callable[..., dict], report: Report, what: str, batches: list[Batch]) -> None:
-    model = _fresh_model()
+    model = fresh_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=random.uniform(0.01, 0.1), weight_decay=0.1)
     for _ in range(2):
         optimizer.zero_grad()
-        true_loss(model, _uneven()).backward()
+        true_loss(model, uneven()).backward()
         optimizer.step()
     before, rates = weights_of(model), [group["lr"] for group in optimizer.param_groups]
     moments = {f"{i} {k}": v.clone() for i, s in enumerate(optimizer.state.values()) for k, v in s.items()}
-    found = answer(model, _copies(batches), optimizer, 0.5, 1.0)
-    report.need("it returns a dict", isinstance(found, dict), f"It returned {type(found).__name__}.")
+    found = answer(model, copies(batches), optimizer, 0.5, 1.0)
+    _once(report, _DICT, isinstance(found, dict) and set(found) >= _KEYS)
     ok = same(before, weights_of(model))
     gone = not math.isfinite(furthest(before, weights_of(model)))
     why = "An update was made with a gradient that is not finite: the weights are NaN." if gone else (
@@ -190,11 +134,12 @@ def _nothing_moves(answer: Callable[..., dict], report: Report, what: str, batch
     report.need(f"{what}: no weight moves", ok, why)
     now = {f"{i} {k}": v for i, s in enumerate(optimizer.state.values()) for k, v in s.items()}
     report.need(
-        f"{what}: no moment moves", same(moments, now), "step() was called: even with a rate of 0 it moves them."
+        f"{what}: no moment moves", same(moments, now), "step() was called: even at a learning rate of 0 it moves them."
     )
     kept = [group["lr"] for group in optimizer.param_groups] == rates
-    report.need(f"{what}: no rate moves", kept, "The rate was set before it was known whether there is an update.")
-    report.need(f"{what}: skipped is True", found.get("skipped") is True, f"skipped is {found.get('skipped')!r}.")
+    why = "The learning rate was set before it was known whether there is an update."
+    report.need(f"{what}: no learning rate moves", kept, why)
+    report.need(f"{what}: skipped is True", found["skipped"] is True, f"skipped is {found['skipped']!r}.")
 
 
 def evaluation(model: nn.Module, batches: list[dict]) -> float:
@@ -219,74 +164,47 @@ def evaluation(model: nn.Module, batches: list[dict]) -> float:
 
 def check_evaluation(answer: Callable[..., float], report: Report) -> None:
     """Sets of uneven batches, with every combination of modes."""
-    for frozen in (False, True):
-        plain = _uneven()
-        empty = [*_uneven(), plain[0] | {"labels": torch.full_like(plain[0]["labels"], -100)}]
-        sets = {"uneven batches": plain, "one without a target": empty, "a mask": _masked(), "doc_ids": _packed()}
+    for what_else in ("", ", one module in the other mode"):
+        plain = uneven()
+        empty = [*uneven(), plain[0] | {"labels": torch.full_like(plain[0]["labels"], -100)}]
+        sets = {"uneven batches": plain, "one without a target": empty, "a mask": masked(), "doc_ids": packed()}
         for what, batches in sets.items():
-            model = _fresh_model(dropout=0.4)
+            model = fresh_model(dropout=0.4)
             model.train(random.random() < 0.5)
-            if frozen:
+            if what_else:
                 model.dropout.train(not model.training)
-            _one_evaluation(answer, report, what, model, batches)
+            _one_evaluation(answer, report, what + what_else, model, batches)
 
 
 def _one_evaluation(answer: Callable[..., float], report: Report, what: str, model: ProbeModel, batches) -> None:
-    for p in model.parameters() if random.random() < 0.5 or what == "a mask" else ():
+    for p in model.parameters() if random.random() < 0.5 or what.startswith("a mask") else ():
         p.grad = torch.randn_like(p)  # as after some micro-batches of an update
     gradients = _gradients(model)
-    modes, states, given = [m.training for m in model.modules()], generator_states(), _copies(batches)
+    modes, states, given = [m.training for m in model.modules()], generator_states(), copies(batches)
     before, wanted = weights_of(model), float(true_loss(model_with(weights_of(model)), batches).detach())
     value = answer(model, given)
-    report.need("a float", isinstance(value, float), f"It returned {type(value).__name__}; a float is wanted: .item().")
+    told = f"It returned {type(value).__name__}; a float is wanted: .item()."
+    _once(report, "a float", isinstance(value, float), told)
     moved = [name for name, state in generator_states().items() if state != states[name]]
     ok = bool(abs(value - wanted) <= 1e-5 * wanted)
-    report.need(f"{what}: the loss", ok, "" if ok else _likely_loss(value, model, batches, bool(moved)))
-    report.need("no generator moves", not moved, f"{' and '.join(moved)} has moved: nothing is to be drawn.")
+    report.need(f"{what}: the loss", ok, "" if ok else behind_loss(value, model, batches, bool(moved)))
+    _once(report, "no generator moves", not moved, f"{' and '.join(moved)} has moved: nothing is to be drawn.")
     here = [m.training for m in model.modules()]
     left = "It leaves the model in eval mode." if not any(here) and modes[0] else (
         "It puts all modules into one mode; some were in the other: remember the mode of each."
     )  # fmt: skip
-    report.need("every module has its mode again", here == modes, left)
+    _once(report, "every module has its mode again", here == modes, left)
     now = _gradients(model)
     cause = "It calls backward(), or writes zeros over gradients; looking needs none."
     if len(now) < len(gradients):
         cause = "It clears gradients: those that an update has gathered so far are lost."
-    report.need("every gradient is as it was", same(gradients, now), cause)
-    report.need("the weights are as they were", same(before, weights_of(model)), "It moves weights.")
-    report.need("the batches are as they were", _unchanged(batches, given), "It writes into the batches.")
+    _once(report, "every gradient is as it was", same(gradients, now), cause)
+    _once(report, "the weights are as they were", same(before, weights_of(model)), "It moves weights.")
+    _once(report, "the batches are as they were", unchanged(batches, given), "It writes into the batches.")
 
 
 def _gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def _likely_loss(value: float, model: ProbeModel, batches: list[Batch], drawn: bool) -> str:
-    if math.isnan(value):
-        return "The mean over no target is 0 / 0, which is NaN: take sums, and divide once."
-    if drawn:
-        return "Dropout was on: put the whole model into eval mode."
-    exact, real = model_with(weights_of(model)), [b for b in batches if (b["labels"] != -100).any()]
-    with torch.no_grad():
-        sums = [float(true_loss(exact, [b])) * int((b["labels"] != -100).sum()) for b in real]
-        means = [float(true_loss(exact, [b])) for b in real]
-    positions = sum(b["labels"].numel() for b in batches)
-    cases = {
-        sum(means) / len(means): "It averages the means of batches: a short batch then weighs as much as a long one.",
-        sum(means) / len(batches): "It averages the means of batches: a short batch then weighs as much as a long one.",
-        sum(sums) / positions: "Padding counts in the divisor: divide by targets, and not by positions.",
-        sum(sums): "It is summed and not divided.",
-    }
-    with torch.no_grad():
-        for words, loss in MISTAKES.items():
-            if words.startswith(("label 0", "attention_mask", "doc_ids")):
-                cases |= {float(loss(exact, batches)): words[:1].upper() + words[1:] + "."}
-    right = float(true_loss(exact, batches).detach())
-    telling = [wrong for wrong in cases if abs(wrong - right) > 1e-5 * right]  # what changes nothing here tells nothing
-    nearest = min(telling, key=lambda wrong: abs(value - wrong))
-    if abs(value - nearest) <= 1e-4 * abs(nearest):
-        return cases[nearest]
-    return "Sum the token losses of all batches, and divide once by the number of all targets."
 
 
 def snapshot(
@@ -299,8 +217,8 @@ def snapshot(
     The model has dropout; the run draws from torch's generator on the CPU alone.
 
     With ``saved``, as it came from the file: put it into this model and this optimizer, which a new process has
-    just made with settings of its own, so that the run goes on as if it had never stopped, at the rate of
-    back then. Return the ``counts`` of back then.
+    just made with settings of its own, so that the run goes on as if it had never stopped, at the
+    learning rate of back then. Return the ``counts`` of back then.
     """
     if saved is None:
         weights, moments = model.state_dict(), optimizer.state_dict()
@@ -315,16 +233,16 @@ def check_snapshot(answer: Callable[..., dict], report: Report) -> None:
     """A run with dropout and AdamW, stopped at a random update, in two rounds."""
     for again in ("", "from another update: "):
         torch.seed()
-        model, made = _fresh_model(dropout=0.3), random.randint(2, 5)
+        model, made = fresh_model(dropout=0.3), random.randint(2, 5)
         model.read += random.randint(1, 9)
-        optimizer, batches = _adamw(model), [_uneven() for _ in range(made + 3)]
+        optimizer, batches = _adamw(model), [uneven() for _ in range(made + 3)]
         for batch in batches[:made]:
             _train(model, optimizer, batch)
         counts = {"step": made, "batch": made + random.randint(0, 9)}
         states, file, then = generator_states(), io.BytesIO(), state_of(model)
         rates = [group["lr"] for group in optimizer.param_groups]
         taken = answer(model, optimizer, dict(counts))
-        report.need("it returns a dict", isinstance(taken, dict), f"It returned {type(taken).__name__}.")
+        _once(report, "it returns a dict", isinstance(taken, dict), f"It returned {type(taken).__name__}.")
         torch.save(taken, file)
         calm = generator_states() == states
         report.need(f"{again}taking it moves no generator", calm, "It draws or seeds.")
@@ -332,19 +250,19 @@ def check_snapshot(answer: Callable[..., dict], report: Report) -> None:
         whole = state_of(model)
 
         torch.seed()
-        other = _fresh_model(dropout=0.3)
+        other = fresh_model(dropout=0.3)
         resumed = _adamw(other, lr=random.uniform(2e-3, 5e-3))
         saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
         found = answer(other, resumed, {"step": 0, "batch": 0}, saved)
         given = isinstance(found, dict) and found == counts
-        report.need(f"{again}the counts of back then", given, _likely_counts(found))
+        report.need(f"{again}the counts of back then", given, behind_counts(found))
         at_once, now = state_of(other), [group["lr"] for group in resumed.param_groups] if resumed.state else rates
         road = [_train(other, resumed, batch) for batch in batches[made:]]
         ok = same(whole, state_of(other)) and path == road
         report.need(
             f"{again}it goes on as the run that never stopped, bit for bit",
             ok,
-            "" if ok else _likely_fork(at_once, then, now, rates, path, road),
+            "" if ok else behind_fork(at_once, then, now, rates, path, road),
         )
 
 
@@ -360,27 +278,6 @@ def _train(model: ProbeModel, optimizer: torch.optim.Optimizer, batches: list[Ba
     return float(loss.detach())
 
 
-def _likely_counts(found: Any) -> str:
-    if not isinstance(found, dict):
-        return f"It returned {type(found).__name__}; with `saved`, the counts are wanted."
-    if not set(found.values()) - {0}:
-        return "It returned those that it was given now: the counts belong to what is saved."
-    return f"It returned {str(found)[:60]}."
-
-
-def _likely_fork(now: dict, then: dict, rates_now: list, rates: list, path: list[float], road: list[float]) -> str:
-    """``now`` is the model's state as it was put back, ``then`` the true one; the same of the rates."""
-    if any(not torch.equal(now[name], then[name]) for name in now if name != "read"):
-        return "The weights are not those of back then."
-    if not same(now, then):
-        return "The weights are those of back then, and the model's buffer is not: model.state_dict() has both."
-    if path[0] != road[0]:
-        return "The first loss is another: dropout draws other numbers. A seed is not a state: torch.get_rng_state()."
-    if rates_now != rates:
-        return f"The optimizer's lr is {rates_now[0]:.4g}, and was {rates[0]:.4g}: optimizer.state_dict() has it too."
-    return "The first loss is the same and the second is not: the optimizer's moments are missing."
-
-
 EXERCISES = (
     Exercise(
         number=1,
@@ -392,8 +289,8 @@ EXERCISES = (
         check=check_one_update,
         hints=(
             'Count the targets of all micro-batches before the first backward(). `reduction="sum"` gives sums.',
-            "`clip_grad_norm_` returns the norm before clipping; decide with it and the loss, and only then set the "
-            "rate and call step().",
+            "`clip_grad_norm_` returns the norm before clipping; decide with it and the loss, and only then set "
+            "`lr` and call step().",
         ),
     ),
     Exercise(

@@ -17,7 +17,8 @@ class OwnTrainer(Protocol):
                    with input_ids and labels [B,T], and perhaps attention_mask or doc_ids [B,T]. labels[b,t] is the
                    token that position t must predict, -100 for none; 0 is a token like any other.
     total_steps    updates in the whole run: 2 or more
-    max_lr         the rate rises to it over warmup_steps updates, the first of which is not lost, and never rises again
+    max_lr         the learning rate rises to it over warmup_steps updates, the first of which is not lost, and never
+                   rises again
     warmup_steps   1 or more, and less than total_steps
     max_grad_norm  bound on the 2-norm of the whole gradient of an update: any number above 0, and 100 at most
     folder         a checkpoint goes there after every update, before data[n] of the next one is read by the model
