@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 
 from tinytrain.course.exercises import Exercise, Report
+from tinytrain.course.spans_13 import Tree, likely_seconds, some_seconds, timeline
 
 
 def bytes_needed(
@@ -244,65 +245,30 @@ def own_seconds(spans: list[tuple[str, float, float]]) -> dict[str, float]:
     return own
 
 
-Tree = tuple[str, float, list]
-
-
-def _lay_out(tree: Tree, start: float, spans: list[tuple[str, float, float]], own: dict[str, float]) -> float:
-    """Put a tree of (name, own seconds, inner trees) on the clock; adds to ``spans`` and ``own``; returns its end."""
-    name, seconds, inner = tree
-    own[name] = own.get(name, 0.0) + seconds
-    now = start
-    pauses = [0.0, *sorted(random.choice([0, 16, 32, 48]) / 64 * seconds for _ in inner)]
-    for k, each in enumerate(inner):
-        now += pauses[k + 1] - pauses[k]
-        now = _lay_out(each, now, spans, own)
-    now += seconds - pauses[-1]
-    spans.append((name, start, now))
-    return now
-
-
-def _timeline(
-    trees: list[Tree], *, inner_first: bool = False
-) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
-    """Spans in a random order, and the own seconds. With ``inner_first`` an inner span stands before the one around it
-    that begins with it, so that whoever sorts by start alone is not right by luck."""
-    spans: list[tuple[str, float, float]] = []
-    own: dict[str, float] = {}
-    now = float(random.randint(1, 50))
-    for tree in trees:
-        now = _lay_out(tree, now, spans, own)
-    random.shuffle(spans)
-    if inner_first:
-        places = sorted(range(len(spans)), key=lambda place: spans[place][1])
-        for place, span in zip(places, sorted(spans, key=_by_start_and_end), strict=True):
-            spans[place] = span
-    return spans, own
-
-
-def _some() -> float:
-    return random.randint(4, 60) / 4  # exact in binary, so that sums are as well
-
-
 def check_own_seconds(answer: Callable[..., dict[str, float]], report: Report) -> None:
     """A step of one level, of two, of three; one that is full; names that occur again; several steps."""
 
     def leaf(name: str) -> Tree:
-        return (name, _some(), [])
+        return (name, some_seconds(), [])
 
     def block() -> Tree:
-        return ("block", _some(), [leaf("attention"), leaf("feed forward")])
+        return ("block", some_seconds(), [leaf("attention"), leaf("feed forward")])
 
     cases = {
         "one after the other": [leaf("data"), leaf("forward"), leaf("backward"), leaf("optimizer")],
-        "one level inside": [("step", _some(), [leaf("forward"), leaf("backward")]), leaf("data")],
-        "two levels inside": [("step", _some(), [("forward", _some(), [leaf("attention"), leaf("loss")])])],
+        "one level inside": [("step", some_seconds(), [leaf("forward"), leaf("backward")]), leaf("data")],
+        "two levels inside": [
+            ("step", some_seconds(), [("forward", some_seconds(), [leaf("attention"), leaf("loss")])])
+        ],
         "nothing but what is inside": [leaf("data"), ("step", 0.0, [leaf("forward"), leaf("backward")])],
-        "the same name again": [leaf("data"), ("step", _some(), [block(), block()]), leaf("data")],
-        "a name inside itself": [("block", _some(), [("block", _some(), [leaf("norm")])])],
-        "three steps": [("step", _some(), [("forward", _some(), [block()]), leaf("backward")]) for _ in range(3)],
+        "the same name again": [leaf("data"), ("step", some_seconds(), [block(), block()]), leaf("data")],
+        "a name inside itself": [("block", some_seconds(), [("block", some_seconds(), [leaf("norm")])])],
+        "three steps": [
+            ("step", some_seconds(), [("forward", some_seconds(), [block()]), leaf("backward")]) for _ in range(3)
+        ],
     }
     for case, trees in cases.items():
-        spans, wanted = _timeline(trees, inner_first=case != "three steps")
+        spans, wanted = timeline(trees, inner_first=case != "three steps")
         given = list(spans)
         value = answer(given)
         report.need(f"{case}: returns a dict", isinstance(value, dict), f"It returned {type(value).__name__}.")
@@ -312,70 +278,7 @@ def check_own_seconds(answer: Callable[..., dict[str, float]], report: Report) -
         numbers = all(isinstance(v, Real) for v in value.values())
         report.need(f"{case}: of numbers", numbers, "Each name gets its seconds, as a number.")
         off = [name for name in wanted if not abs(value[name] - wanted[name]) <= 1e-6]
-        report.need(f"{case}: the own seconds", not off, _likely_seconds(value, spans, wanted))
-
-
-def _likely_seconds(value: Mapping[str, float], spans: list[tuple[str, float, float]], own: Mapping[str, float]) -> str:
-    whole: dict[str, float] = {}
-    last: dict[str, float] = {}
-    twice: dict[str, float] = {}
-    for name, start, end in spans:
-        inside = [s for s in spans if start <= s[1] and s[2] <= end and s != (name, start, end)]
-        whole[name] = whole.get(name, 0.0) + end - start
-        last[name] = end - start - sum(_direct(s, inside) for s in inside)
-        twice[name] = twice.get(name, 0.0) + end - start - sum(s[2] - s[1] for s in inside)
-    total = sum(own.values())
-    others = dict.fromkeys(own, 0.0)
-    for name, start, end in spans:
-        inside = [s for s in spans if start <= s[1] and s[2] <= end and s != (name, start, end)]
-        others[name] += end - start - sum(_direct(s, inside) for s in inside if s[0] != name)
-
-    def same(other: Mapping[str, float]) -> bool:
-        return other != own and all(abs(value[name] - other[name]) <= 1e-6 for name in own)
-
-    told = {
-        "Those are whole durations: what lies inside a span counts twice, and more than the step comes out.": whole,
-        "What lies two levels inside was taken away from the outermost span twice: once itself, and once with the "
-        "span around it.": twice,
-        "Where a name occurs again the old seconds were written over: add them up.": last,
-        "Those are shares. Wanted are seconds.": {name: seconds / total for name, seconds in own.items()},
-        "Those are milliseconds. Wanted are seconds.": {name: 1000 * seconds for name, seconds in own.items()},
-        "A span inside one of the same name is a span like others: take it away from the one around it.": others,
-        "Of spans that begin together the longer one comes first: it is the one around.": _stacked(spans, _by_start),
-        "Of spans that begin together the longer one comes first, not the shorter.": _stacked(spans, _by_start_and_end),
-    }
-    found = [text for text, other in told.items() if same(other)]
-    if not found and any(value[name] < -1e-6 for name in own):
-        return "There are negative seconds: something was taken away more often than it was added."
-    return found[0] if found else "From each span take away those directly inside it, and add up by name."
-
-
-def _by_start(span: tuple[str, float, float]) -> float:
-    return span[1]
-
-
-def _by_start_and_end(span: tuple[str, float, float]) -> tuple[float, float]:
-    return span[1:]
-
-
-def _stacked(spans: list[tuple[str, float, float]], order: Callable[..., object]) -> dict[str, float]:
-    """The own seconds as they come out in an order in which an inner span may stand before the one around it."""
-    own: dict[str, float] = {}
-    around: list[tuple[str, float, float]] = []
-    for span in sorted(spans, key=order):  # type: ignore[arg-type]
-        while around and around[-1][2] <= span[1]:
-            around.pop()
-        own[span[0]] = own.get(span[0], 0.0) + span[2] - span[1]
-        if around:
-            own[around[-1][0]] -= span[2] - span[1]
-        around.append(span)
-    return own
-
-
-def _direct(span: tuple[str, float, float], inside: list[tuple[str, float, float]]) -> float:
-    """The length of a span, if none of the others lies around it; else 0."""
-    held = any(s != span and s[1] <= span[1] and span[2] <= s[2] for s in inside)
-    return 0.0 if held else span[2] - span[1]
+        report.need(f"{case}: the own seconds", not off, likely_seconds(value, spans, wanted))
 
 
 EXERCISES = (
