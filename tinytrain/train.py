@@ -114,7 +114,7 @@ class Trainer:
     ) -> None:
         if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
-        if not callable(data) and not hasattr(data, "__getitem__"):
+        if not callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "share"):
             raise TypeError(
                 f"data is a {type(data).__name__}: give what has the micro-batches of batch number n as data[n], such "
                 f"as RowBatches, or a function of n. For a DataLoader: batches = list(loader), then "
