@@ -62,7 +62,7 @@ def test_the_best_one_stays_whatever_else_is_saved_and_there_is_one(tmp_path):
 def test_no_checkpoint_is_an_error_that_says_where_it_looked_and_what_to_do(tmp_path):
     store = Checkpointer(tmp_path / "none")
     assert store.all() == [] and store.latest() is None
-    with pytest.raises(CheckpointError, match=r"none: no whole checkpoint to resume from\. Copy one back, or start"):
+    with pytest.raises(CheckpointError, match=r"none: no whole checkpoint to resume from\. Nothing was saved"):
         store.load()
 
 

@@ -36,6 +36,8 @@ def test_an_id_outside_the_vocabulary_is_refused_before_training():
 def test_ids_of_the_wrong_kind_are_refused():
     with pytest.raises(ValueError, match=r"torch.float32 \[8\]; need integers"):
         TokenRows(torch.zeros(8), 2, vocab_size=5)
+    with pytest.raises(TypeError, match=r"poem: ids are a list; give a tensor, such as torch\.tensor\(ids\)"):
+        TokenRows([0, 1, 2, 3], 2, vocab_size=5, name="poem")
 
 
 def test_a_row_that_is_not_there_is_refused():

@@ -19,6 +19,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 
@@ -141,6 +142,34 @@ def test_conda_gets_a_python_that_the_package_supports_and_the_same_pins():
         if name in DIRECT:
             allowed = DIRECT[name].specifier
             assert allowed.contains(version_of(pin)), f"{pin} is outside {allowed}"
+
+
+def test_binder_gets_the_same_pins_with_the_cpu_build_of_torch():
+    """Its requirements file stands in a folder of its own: repo2docker then overlooks those at the top."""
+    folder = ROOT / ".binder"
+    lines = [line for line in (folder / "requirements.txt").read_text("utf-8").splitlines() if line[0] != "#"]
+    torch = version_of(PINS["torch"])
+    index = "--extra-index-url=https://download.pytorch.org/whl/cpu"
+    assert lines == ["-e .", "-r ../requirements.txt", index, f"torch=={torch}+cpu"]
+    assert PINS["torch"].specifier.contains(f"{torch}+cpu"), "pip would find no torch that is both"
+
+    python = (folder / "runtime.txt").read_text("utf-8").strip().removeprefix("python-")
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{python}.0")
+    assert "--no-deps -r requirements-data.txt" in (folder / "postBuild").read_text("utf-8")
+    if sys.platform != "win32":
+        assert os.access(folder / "postBuild", os.X_OK), "repo2docker runs postBuild only if it may be executed"
+
+
+def test_colab_keeps_its_own_kernel_and_torch():
+    """The lines for Colab install the core alone: an extra would bring another kernel than the one that runs."""
+    cell = next(block for block in re.findall(r"^```python\n(.*?)^```", README, re.M | re.S) if "/content" in block)
+    installs = [line.split()[1:] for line in cell.splitlines() if line.startswith("%pip")]
+    assert installs == [
+        ["install", "--quiet", "/content/tinytrain"],
+        ["install", "--quiet", "--no-deps", "-r", "/content/tinytrain/requirements-data.txt"],
+    ]
+    core = {Requirement(line).name for line in PROJECT["dependencies"]}
+    assert not core & {"ipykernel", "ipython", "ipywidgets", "jupyterlab"}
 
 
 def test_ci_runs_pythons_that_the_package_supports():

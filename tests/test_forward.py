@@ -26,6 +26,12 @@ def test_an_output_without_logits_is_refused(output):
         logits_of(output)
 
 
+def test_a_table_that_is_too_small_is_explained_by_what_the_batch_holds():
+    with pytest.raises(IndexError) as raised:
+        forward_logits(nn.Embedding(5, 5), {"input_ids": torch.tensor([[1, 7, 2]])})
+    assert "go from 1 to 7, 3 in a row" in raised.value.__notes__[0]
+
+
 def test_the_model_gets_everything_but_the_labels_by_name():
     class Spy(nn.Module):
         def forward(self, input_ids, **extras):

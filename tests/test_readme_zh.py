@@ -20,6 +20,8 @@ HEADINGS = {  # in order, with their marks
     "# tinytrain": "# tinytrain",
     "## Start": "## 快速开始",
     "### The same without make": "### 不用 make",
+    "### Elsewhere": "### 在别处运行",
+    "### Tried with": "### 试过的环境",
     "## The notebooks": "## Notebook 目录",
     "### Measured, and not as one reads": "### 实测结果与通常的说法不同",
     "## Your own model": "## 换成自己的模型",

@@ -213,6 +213,27 @@ def test_without_checkpoints_there_is_nothing_to_resume(data, tmp_path):
         Trainer(nano(), data, replace(CONFIG, out=tmp_path)).resume()
 
 
+def test_with_missing_ok_one_script_starts_a_run_and_goes_on_with_it(data, tmp_path):
+    """Also after a kill that left lines of a log, and no checkpoint."""
+    config = TrainConfig(total_steps=4, max_lr=1e-3, warmup_steps=1, out=str(tmp_path), checkpoint_every=2)
+    (tmp_path / "log.jsonl").write_text('{"batch": 1, "step": 1, "loss": 5.0}\n', "utf-8")
+
+    def start():
+        return Trainer(GPT(PRESETS["nano"]), data, config)
+
+    with pytest.raises(CheckpointError, match="Nothing was saved here"):
+        start().resume()
+    first, second = start(), start()
+    assert first.resume(missing_ok=True) is None
+    assert first.fit().steps == 4
+    assert [record["batch"] for record in read_run(tmp_path)] == [1, 2, 3, 4]
+    assert second.resume(missing_ok=True).step == 4
+    for checkpoint in tmp_path.glob("checkpoints/step_*"):
+        (checkpoint / "state.pt").write_bytes(b"")
+    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match="Copy one back"):
+        start().resume(missing_ok=True)
+
+
 def test_a_new_run_is_not_mixed_into_the_checkpoints_of_an_earlier_one(data, saved):
     (saved / "log.jsonl").unlink()
     with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run, the newest of update 4"):

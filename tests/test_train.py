@@ -84,6 +84,14 @@ def test_a_list_or_a_function_serves_as_data(model, data):
     assert losses[0] == losses[1] == losses[2]
 
 
+def test_a_loader_as_data_is_refused_with_what_to_give_instead(model, data):
+    loader = torch.utils.data.DataLoader(data[0], batch_size=None)
+    with pytest.raises(TypeError, match=r"data is a DataLoader: .* batches = list"):
+        Trainer(model, loader, TrainConfig(total_steps=1, max_lr=1e-3))
+    batches = list(loader)
+    Trainer(model, lambda n: [batches[n % len(batches)]], TrainConfig(total_steps=1, max_lr=1e-3)).fit()
+
+
 def test_data_that_ends_too_early_is_named(model, data):
     with pytest.raises(ValueError, match=r"the data has no batch number 2, but 4 of total_steps=6 updates are still"):
         Trainer(model, [data[0], data[1]], CONFIG).fit()

@@ -166,6 +166,10 @@ class Checkpointer:
         """All checkpoints with a readable manifest, the oldest first, the best one not among them."""
         return self._found(PREFIX)
 
+    def is_empty(self) -> bool:
+        """True if nothing but the best one has ever been saved here, not even one that is damaged now."""
+        return not any(self.folder.glob(f"{PREFIX}*"))
+
     def best(self) -> Checkpoint | None:
         """The checkpoint with the lowest evaluation loss, or None."""
         found = self._found(BEST)
@@ -192,9 +196,8 @@ class Checkpointer:
                 damaged.append(str(error))
                 warnings.warn(f"{error}. Going back to the checkpoint before it", stacklevel=2)
         tried = f" Tried and refused: {'; '.join(damaged)}" if damaged else ""
-        raise CheckpointError(
-            f"{self.folder}: no whole checkpoint to resume from.{tried} Copy one back, or start again in another folder"
-        )
+        cure = "Nothing was saved here" if self.is_empty() else "Copy one back, or start again in another folder"
+        raise CheckpointError(f"{self.folder}: no whole checkpoint to resume from.{tried} {cure}")
 
     def _found(self, prefix: str, *, warn: bool = True) -> list[Checkpoint]:
         """The checkpoints of one kind in the order of their steps; folders with any other name are not looked at."""

@@ -51,6 +51,9 @@ class TokenRows:
     """what error messages call this text"""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ids, Tensor) and not hasattr(self.ids, "vocab_size"):
+            kind = type(self.ids).__name__
+            raise TypeError(f"{self.name}: ids are a {kind}; give a tensor, such as torch.tensor(ids), or a TokenFile")
         if isinstance(self.ids, Tensor) and (self.ids.dim() != 1 or self.ids.is_floating_point()):
             raise ValueError(
                 f"{self.name}: ids are {self.ids.dtype} {list(self.ids.shape)}; need integers of shape [n]"

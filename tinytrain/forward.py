@@ -32,7 +32,13 @@ def forward_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
 def fitted_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits ``[B,T,V]`` for a batch that ``fitted`` gave, wherever its tensors lie by now."""
     extras = {name: value for name, value in batch.items() if name not in KEPT}
-    return logits_of(model(batch["input_ids"], **extras))
+    try:
+        return logits_of(model(batch["input_ids"], **extras))
+    except IndexError as error:
+        ids = batch["input_ids"]
+        error.add_note(f"The ids of this batch go from {int(ids.min())} to {int(ids.max())}, {ids.shape[-1]} in a row.")
+        error.add_note("Has a table of the model fewer rows than the vocabulary has tokens, or a row positions?")
+        raise
 
 
 def fitted(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -113,5 +119,5 @@ def logits_of(output: Any) -> Tensor:
         return logits
     raise TypeError(
         f"the model returned {type(output).__name__}, in which no logits were found: return a tensor, "
-        f'a dict with "logits", or an object with .logits'
+        f'a dict with "logits", or an object with .logits, if need be from a module around it'
     )

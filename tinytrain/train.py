@@ -114,6 +114,12 @@ class Trainer:
     ) -> None:
         if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
+        if not callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "share"):
+            raise TypeError(
+                f"data is a {type(data).__name__}: give what has the micro-batches of batch number n as data[n], such "
+                f"as RowBatches, or a function of n. For a DataLoader: batches = list(loader), then "
+                f"data=lambda n: [batches[n % len(batches)]]"
+            )
         check_float32(model)
         if world_size() > 1 and sharers(model) == 1:
             model = replicate(model)
@@ -131,6 +137,8 @@ class Trainer:
         self._saved_batch = 0
         self._being_saved: tuple[int, bool] | None = None
         """step, and whether full, of the checkpoint that is written in the background"""
+        self._from_nothing = False
+        """resumed where nothing had been saved: lines of the log are of a run that was killed before it could save"""
         self._generators: dict[str, Any] | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._store: Checkpointer | None = None
@@ -193,7 +201,7 @@ class Trainer:
 
     def _open_log(self, stack: ExitStack) -> None:
         if self.config.out is not None:
-            mine = self._log is not None or self.batch > 0
+            mine = self._log is not None or self.batch > 0 or self._from_nothing
             self._log = stack.enter_context(RunLog(self.config.out, after=self.batch if mine else None))
 
     def _refuse_unlike_processes(self) -> None:
@@ -239,18 +247,22 @@ class Trainer:
         self._give_up_if_stuck(report, record.get("where", ""))
         return record
 
-    def resume(self, *, override: Collection[str] = ()) -> Checkpoint:
+    def resume(self, *, override: Collection[str] = (), missing_ok: bool = False) -> Checkpoint | None:
         """Go on from the newest whole checkpoint in ``config.out``; ``fit`` then continues with the next batch.
 
         Weights, moments, counters, loss scale and all random generators become those of the checkpoint, so the run
         continues as if it had never stopped. Lines of the log after the checkpoint are dropped, for they are made
-        again.
+        again. With ``missing_ok`` the same script starts a run and goes on with it: where none has ever been saved,
+        the run begins, and the answer is None.
 
         Raises ``CheckpointError``, with nothing changed, if there is no whole checkpoint, or if it belongs to another
         model or to a run whose settings differ in what changes the curve; ``override`` names settings that may differ.
         """
         if self._store is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
+        if missing_ok and self._store.is_empty():
+            self._from_nothing = True
+            return None
         checkpoint, state = read_newest(self, self._store)
         restore(self, checkpoint, state, override)
         self._saved_batch, self._generators = self.batch, generators_of(self.rank, state)

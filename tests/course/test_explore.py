@@ -1,3 +1,5 @@
+import sys
+
 import ipywidgets
 import matplotlib.pyplot as plt
 import pytest
@@ -66,6 +68,15 @@ def test_an_error_while_drawing_is_shown_and_goes_away(shown, draw, monkeypatch)
 def test_without_a_notebook_it_draws_once_and_stops_nothing(draw, asked):
     explore(draw, height=[1.0, 2.0])
     assert len(asked) == 1
+
+
+def test_without_ipywidgets_the_picture_is_there_and_a_line_says_what_is_not(shown, draw, asked, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)
+    explore(draw, height=[1.0, 2.0])
+    (picture,) = shown.outputs
+    assert "image/png" in picture.data
+    assert capsys.readouterr().out.startswith("explore: no sliders without ipywidgets")
+    assert asked == [{"height": 1.0}]
 
 
 @pytest.mark.parametrize(

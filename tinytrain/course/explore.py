@@ -14,7 +14,7 @@ def explore(draw: Callable[..., Figure], *, start: Mapping[str, Any] | None = No
     ``choices`` maps an argument of ``draw`` to the values that it may take, in order; ``start`` says where each
     slider begins (the first value if it is not named). The picture is an ordinary output of the cell, so it is kept
     in a saved notebook and shows anywhere. ``draw`` must make its figure with ``matplotlib.figure.Figure``, not with
-    pyplot: it may be called on another thread.
+    pyplot: it may be called on another thread. Without ipywidgets the picture alone is shown, and a line says so.
 
     Raises ``ValueError`` for a start value that is none of the choices, and for a name without choices.
     """
@@ -29,7 +29,11 @@ def explore(draw: Callable[..., Figure], *, start: Mapping[str, Any] | None = No
     picture = display(_png(draw(**values)), display_id=True)
     if picture is None:  # not in a notebook: nothing shows pictures, and nothing moves sliders
         return
-    from ipywidgets import HTML, SelectionSlider, VBox
+    try:
+        from ipywidgets import HTML, SelectionSlider, VBox
+    except ImportError:
+        print("explore: no sliders without ipywidgets; the picture is that of the first values")
+        return
 
     sliders = {name: _slider(SelectionSlider, name, options, values[name]) for name, options in choices.items()}
 
