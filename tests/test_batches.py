@@ -101,10 +101,9 @@ def test_buckets_differ_between_seeds_and_are_drawn_for_this_purpose_alone():
     lengths = list(range(64))
     assert bucket(lengths, 8, seed=1) != bucket(lengths, 8, seed=2)
     generator = generator_for("buckets", seed=1, epoch=3)
-    shuffled = torch.randperm(3, generator=generator).tolist()
-    order = torch.randperm(3, generator=generator).tolist()
-    batches = bucket([1, 1, 1], 1, seed=1, epoch=3)
-    assert batches == [[shuffled[i]] for i in order]
+    shuffled = torch.randperm(20, generator=generator).tolist()
+    order = torch.randperm(20, generator=generator).tolist()
+    assert bucket([1] * 20, 1, seed=1, epoch=3) == [[shuffled[i]] for i in order]
 
 
 def test_buckets_waste_less_than_random_batches():

@@ -88,6 +88,15 @@ def test_labels_are_looked_at_beforehand_off_the_cpu_alone(monkeypatch):
     assert calls == [(away, 5, -1)]
 
 
+def test_an_error_that_no_label_has_made_goes_through(monkeypatch):
+    def broken(*_):
+        raise IndexError("of something else")
+
+    monkeypatch.setattr(tinytrain.loss, "_token_losses", broken)
+    with pytest.raises(IndexError, match="of something else"):
+        cross_entropy(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long))
+
+
 def test_label_smoothing_leaves_ignored_rows_out_of_the_uniform_part():
     logits = torch.tensor([[2.0, 0, 0, 0], [0, 0, 0, 9.0]])
     assert cross_entropy(logits, torch.tensor([0, -100]), label_smoothing=0.2).item() == pytest.approx(
