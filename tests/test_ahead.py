@@ -115,3 +115,8 @@ def test_a_run_is_the_same_run_also_after_a_resume(tmp_path):
         trained(tmp_path / "cut", ahead, 7)
     with Ahead(rows_of()) as ahead:
         assert torch.equal(trained(tmp_path / "cut", ahead, 12, resumed=True), whole)
+
+
+def test_one_that_is_being_unpickled_has_no_data_to_ask_yet():
+    """Its attributes come after it is made; asking itself for ``data`` for ever would be a RecursionError."""
+    assert not hasattr(Ahead.__new__(Ahead), "batch_size")

@@ -53,6 +53,15 @@ def test_a_log_axis_is_marked_at_powers_and_at_plain_steps_where_it_is_short(low
     assert texts is None or [text for _, text in ticks] == texts
 
 
+def test_powers_are_left_out_evenly_where_there_are_too_many():
+    values = [value for value, _ in Axis(1, 1e12, 0, 300, log=True).ticks()]
+    assert values == pytest.approx([1, 1e3, 1e6, 1e9, 1e12])
+
+
+def test_a_range_gets_a_twentieth_of_itself_at_both_ends():
+    assert padded(2.0, 4.0) == pytest.approx((1.9, 4.1))
+
+
 def test_equal_ratios_are_equal_lengths_on_a_log_axis():
     axis = Axis(1, 1000, 0, 300, log=True)
     assert [round(axis.place(v), 9) for v in (1, 10, 100, 1000)] == [0, 100, 200, 300]

@@ -3,7 +3,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tinytrain.batches import bucket, collate, pack, padding_waste
+from tinytrain.batches import bucket, collate, count_positions, pack, padding_waste
+from tinytrain.seeds import generator_for
 
 
 def documents_of(*lengths, start=0):
@@ -50,6 +51,13 @@ def test_rows_are_padded_to_the_longest_or_to_a_given_length():
     assert collate([[1, 2, 3]], pad_id=0, length=5)["labels"].tolist() == [[2, 3, -100, -100, -100]]
 
 
+def test_the_smallest_batches_have_one_position():
+    for document, label in (([1, 2], 2), ([1], -100), ([], -100)):
+        batch = collate([document], pad_id=7)
+        assert batch["labels"].tolist() == [[label]] and batch["input_ids"].tolist() == [[1 if label == 2 else 7]]
+        assert batch["attention_mask"].dtype == torch.bool and bool(batch["attention_mask"]) == (label == 2)
+
+
 def test_tensors_and_another_ignore_index_are_taken():
     batch = collate([torch.tensor([1, 2, 3], dtype=torch.uint8), [4, 5]], pad_id=0, ignore_index=-1)
     assert batch["labels"].tolist() == [[2, 3], [5, -1]]
@@ -85,6 +93,19 @@ def test_buckets_hold_each_index_exactly_once(n):
         assert sum(len(batch) < 4 for batch in batches) == (n % 4 > 0)
 
 
+def test_a_bucket_may_be_of_one_document_and_a_window_of_one_batch():
+    assert sorted(bucket([5, 6, 7], 1, window_batches=1)) == [[0], [1], [2]]
+
+
+def test_buckets_differ_between_seeds_and_are_drawn_for_this_purpose_alone():
+    lengths = list(range(64))
+    assert bucket(lengths, 8, seed=1) != bucket(lengths, 8, seed=2)
+    generator = generator_for("buckets", seed=1, epoch=3)
+    shuffled = torch.randperm(20, generator=generator).tolist()
+    order = torch.randperm(20, generator=generator).tolist()
+    assert bucket([1] * 20, 1, seed=1, epoch=3) == [[shuffled[i]] for i in order]
+
+
 def test_buckets_waste_less_than_random_batches():
     lengths = torch.randint(1, 1000, (400,), generator=torch.Generator().manual_seed(0)).tolist()
     random = [list(range(i, i + 8)) for i in range(0, 400, 8)]
@@ -98,6 +119,19 @@ def test_the_reported_waste_is_that_of_the_tensors():
     masks = [collate([documents[i] for i in batch], pad_id=0)["attention_mask"] for batch in batches]
     real, positions = sum(int(m.sum()) for m in masks), sum(m.numel() for m in masks)
     assert padding_waste(lengths, batches) == pytest.approx(1 - real / positions)
+
+
+def test_no_batch_wastes_nothing():
+    assert padding_waste([3, 4], []) == 0.0
+
+
+def test_positions_are_counted_with_those_that_carry_no_token():
+    mask = torch.tensor([[True, True, False, False], [True] * 4])
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    padded = {"input_ids": ids, "attention_mask": mask}
+    packed = {"input_ids": ids, "doc_ids": torch.tensor([[0, 0, 1, -1], [0, 1, 2, 3]])}
+    counts = count_positions([padded, packed, {"input_ids": ids}])
+    assert [count.item() for count in counts] == [24, 3] and {count.dtype for count in counts} == {torch.int64}
 
 
 def test_batch_order_differs_between_epochs_and_does_not_follow_length():
@@ -126,6 +160,20 @@ def test_positions_restart_and_document_ids_change_at_each_piece():
     assert packed.labels.tolist() == [[2, 3, 5, 6, 8]]
     assert packed.positions.tolist() == [[0, 1, 0, 1, 0]]
     assert packed.doc_ids.tolist() == [[0, 0, 1, 1, 2]]
+
+
+def test_the_largest_comes_first_and_goes_where_it_fits_best():
+    packed = pack([[1, 2, 3], [7, 8], [4, 5, 6]], 4)
+    assert packed.labels.tolist() == [[2, 3, 5, 6], [8, -100, -100, -100]]
+    assert packed.doc_ids.tolist() == [[0, 0, 1, 1], [0, -1, -1, -1]]
+    assert packed.positions.tolist() == [[0, 1, 0, 1], [0, 0, 0, 0]]
+    names = ("input_ids", "labels", "doc_ids", "positions")
+    assert {value.dtype for value in packed.batch([]).values()} == {torch.int64}
+    assert {name: value.shape for name, value in packed.batch([]).items()} == dict.fromkeys(names, (0, 4))
+
+
+def test_a_document_that_just_fills_a_row_is_whole_and_one_longer_is_split():
+    assert [pack([list(range(n))], 6).statistics.split_documents for n in (7, 8)] == [0, 1]
 
 
 def test_a_long_document_is_cut_and_its_tail_kept():

@@ -11,7 +11,7 @@ import torch
 from checkpoint_states import filled, names, same, state_of
 
 import tinytrain.checkpoint
-from tinytrain.checkpoint import Checkpointer, CheckpointError
+from tinytrain.checkpoint import Checkpointer, CheckpointError, merged
 from tinytrain.durable import checksum_of
 
 
@@ -98,6 +98,14 @@ def test_the_same_step_saved_twice_is_the_second_one(tmp_path):
     store.save(state_of(99), step=2)
     assert same(store.load()[1], state_of(99))
     assert names(tmp_path) == ["step_00000001", "step_00000002"]
+
+
+def test_what_an_earlier_replacement_left_is_not_in_the_way_of_the_next(tmp_path):
+    store = filled(tmp_path, [2])
+    (tmp_path / "replaced_step_00000002").mkdir()
+    (tmp_path / "replaced_step_00000002" / "state.pt").write_bytes(b"old")
+    store.save(state_of(99), step=2)
+    assert same(store.load()[1], state_of(99)) and names(tmp_path) == ["step_00000002"]
 
 
 class Killed(BaseException):
@@ -257,6 +265,12 @@ def test_code_in_a_file_with_a_valid_checksum_is_refused_and_does_not_run(tmp_pa
     with pytest.warns(UserWarning, match=r"step_00000002.state\.pt cannot be read: it holds more than tensors and pl"):
         assert store.load()[0].step == 1
     assert not trace.exists()
+
+
+def test_merging_joins_what_is_nested_in_both_and_changes_neither():
+    first, second = {"a": {"x": 1, "y": 2}, "b": 3, "c": {"z": 4}}, {"a": {"y": 5}, "b": {"w": 6}, "c": 7, "d": 8}
+    assert merged(first, second) == {"a": {"x": 1, "y": 5}, "b": {"w": 6}, "c": 7, "d": 8}
+    assert first["a"] == {"x": 1, "y": 2} and second["a"] == {"y": 5}
 
 
 def test_the_manifest_says_what_it_is_in_words(tmp_path):

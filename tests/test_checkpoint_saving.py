@@ -190,6 +190,7 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
     gate = Gate(monkeypatch)
     with Checkpointer(tmp_path, background=True) as store:
         store.save(state_of(1), step=1)
+        assert not store._thread.daemon  # at its end a process waits for it
         timer = threading.Timer(0.2, gate.opened.set)
         timer.start()
         store.save(state_of(2), step=2)

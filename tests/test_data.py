@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from tinytrain.data import RowBatches, TokenRows, row_order, share_of
+from tinytrain.data import MicroBatches, RowBatches, TokenRows, micro_batches_per_step, row_order, share_of, share_rows
+from tinytrain.seeds import generator_for
 
 
 def rows_of_range(n, row_length):
@@ -40,6 +41,11 @@ def test_ids_of_the_wrong_kind_are_refused():
         TokenRows([0, 1, 2, 3], 2, vocab_size=5, name="poem")
 
 
+def test_ids_in_a_table_are_refused():
+    with pytest.raises(ValueError, match=r"torch.int64 \[2, 4\]; need integers of shape \[n\]"):
+        TokenRows(torch.zeros(2, 4, dtype=torch.long), 2, vocab_size=5)
+
+
 def test_a_row_that_is_not_there_is_refused():
     with pytest.raises(IndexError, match="row 3 is not one of its 3 rows"):
         rows_of_range(11, 4)[3]
@@ -60,6 +66,25 @@ def test_the_order_differs_between_epochs_and_seeds_and_is_the_same_when_asked_a
     }
     assert len(set(orders.values())) == 9  # with seed + epoch as the seed, only 5 would differ
     assert orders[1, 2] == tuple(row_order(50, seed=1, epoch=2).tolist())
+
+
+def test_the_order_is_drawn_for_this_purpose_alone():
+    """A run that is resumed years later must meet its rows in the order that it left."""
+    drawn = torch.randperm(50, generator=generator_for("row order", seed=1, epoch=2))
+    assert torch.equal(row_order(50, seed=1, epoch=2), drawn)
+
+
+def test_what_decides_the_batches_is_told_and_stays():
+    """Checkpoints hold it: another value for the same text would refuse every run that was started before."""
+    for ids in (torch.arange(11), torch.arange(11, dtype=torch.uint8)):
+        rows = TokenRows(ids, 4, vocab_size=11)
+        assert RowBatches(rows=rows, batch_size=2, micro_batch_size=1, seed=7).fingerprint() == {
+            "batch_size": 2,
+            "row_length": 4,
+            "seed": 7,
+            "shuffle": True,
+            "text": "56ee9ecb61eb100a",
+        }
 
 
 def test_the_order_does_not_move_or_read_the_global_generator():
@@ -102,6 +127,13 @@ def test_an_evaluation_set_can_be_limited_to_rows_spread_over_the_text():
     assert sum(len(batch["labels"]) for batch in rows.batches(4)) == 10
     few = torch.cat([batch["input_ids"][:, 0] for batch in rows.batches(2, limit=5)])
     assert few.tolist() == [0, 20, 40, 60, 80]
+
+
+def test_an_evaluation_may_be_of_one_row_and_asks_for_no_more_than_there_are():
+    rows = rows_of_range(11, 4)
+    (batch,) = rows.batches(1, limit=1)
+    assert batch["input_ids"].tolist() == [[0, 1, 2, 3]]
+    assert [len(batch["input_ids"]) for batch in rows.batches(1, limit=99)] == [1, 1, 1]
 
 
 def test_writing_into_a_batch_does_not_change_the_text():
@@ -160,6 +192,46 @@ def test_only_one_order_is_kept_in_memory():
     assert len(batches._orders) == 1
 
 
+def test_the_shares_of_all_processes_are_the_batch_and_equally_many():
+    data = RowBatches(rows=rows_of_range(29, 4), batch_size=5, micro_batch_size=2, shuffle=False)
+    first, second = (data.share(0, rank=rank, processes=2) for rank in (0, 1))
+    assert [piece["input_ids"][:, 0].tolist() for piece in first] == [[0, 8], [16]]
+    assert [piece["input_ids"][:, 0].tolist() for piece in second] == [[4, 12], [0]]
+    assert (second[1]["labels"] == -100).all()
+    assert [share_rows(range(5), rank=rank, processes=2, micro_batch_size=2) for rank in (0, 1)] == [
+        [[0, 2], [4]],
+        [[1, 3], []],
+    ]
+
+
+def test_without_micro_batches_a_share_is_in_one_piece():
+    data = RowBatches(rows=rows_of_range(29, 4), batch_size=5, shuffle=False)
+    assert [len(piece["input_ids"]) for piece in data.share(0, rank=0, processes=2)] == [3]
+
+
+def test_the_number_of_micro_batches_says_what_would_fit():
+    assert micro_batches_per_step(batch_size=6, micro_batch_size=3) == 2
+    assert micro_batches_per_step(batch_size=1, micro_batch_size=1, processes=1) == 1
+    with pytest.raises(ValueError, match=r"processes=3 \(12 rows at once\): choose 60 or 72$"):
+        micro_batches_per_step(batch_size=64, micro_batch_size=4, processes=3)
+    with pytest.raises(ValueError, match=r"choose 8$"):
+        micro_batches_per_step(batch_size=6, micro_batch_size=4, processes=2)
+    for name in ("batch_size", "micro_batch_size", "processes"):
+        with pytest.raises(ValueError, match=f"^{name}=0 must be at least 1"):
+            micro_batches_per_step(**{"batch_size": 4, "micro_batch_size": 2, "processes": 1} | {name: 0})
+
+
+def test_batches_of_ones_own_need_to_say_how_many_there_are_which_rows_and_what_they_hold():
+    unfinished = MicroBatches()
+    for asked in (
+        lambda: unfinished.batches_per_epoch,
+        lambda: unfinished.rows_of(0),
+        lambda: unfinished._batch_of([0]),
+    ):
+        with pytest.raises(NotImplementedError):
+            asked()
+
+
 def test_a_batch_cut_without_a_thought_of_processes_is_shared_out_whole():
     ids = torch.arange(3 * 4).reshape(3, 4)
     batch = {"input_ids": ids, "labels": ids + 1, "number": torch.tensor(7), "scale": torch.ones(2)}
@@ -177,6 +249,20 @@ def test_whole_micro_batches_are_dealt_out_where_there_are_enough():
     assert [int(piece["input_ids"][0, 0]) for piece in second] == [1, 3, 0]
     assert [bool((piece["labels"] == -100).all()) for piece in second] == [False, False, True]
     assert bool((pieces[0]["labels"] == 0).all())  # the given ones are left as they were
+
+
+def test_as_many_micro_batches_as_processes_are_one_for_each():
+    pieces = [{"input_ids": torch.full((2, 3), n), "labels": torch.zeros(2, 3, dtype=torch.long)} for n in range(2)]
+    for rank in (0, 1):
+        (share,) = share_of(pieces, rank=rank, processes=2)
+        assert share["input_ids"].tolist() == [[rank] * 3] * 2
+
+
+def test_what_has_numbers_for_each_position_goes_with_its_row():
+    ids = torch.arange(6).reshape(2, 3)
+    batch = {"input_ids": ids, "labels": ids, "features": torch.arange(24).reshape(2, 3, 4)}
+    (share,) = share_of([batch], rank=1, processes=4)
+    assert share["features"].tolist() == [[[12, 13, 14, 15], [16, 17, 18, 19], [20, 21, 22, 23]]]
 
 
 def test_numbers_that_may_go_with_rows_or_with_positions_are_refused():

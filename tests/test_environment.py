@@ -61,7 +61,7 @@ PINS = read_pins("requirements.txt")
 DIRECT = direct_dependencies()
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-data.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-data.txt", "requirements-trust.txt"])
 def test_every_requirement_is_an_exact_pin(name):
     for requirement in read_pins(name).values():
         version_of(requirement)
@@ -115,6 +115,10 @@ def test_what_the_pinned_packages_need_is_pinned_too():
             else:
                 missing.append(f"{key} (needed by {name})")
     assert not missing, f"not in requirements.txt: {sorted(missing)}"
+
+
+def test_what_is_installed_beside_the_tests_packages_pins_none_of_them_again():
+    assert not set(read_pins("requirements-trust.txt")) & set(PINS)
 
 
 def test_the_texts_are_pinned_with_their_hashes():

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import tinytrain.loss
 from tinytrain.loss import count_targets, cross_entropy
 
 
@@ -69,11 +70,43 @@ def test_an_explicit_ignore_index_is_honoured():
     assert count_targets(labels, ignore_index=-1).item() == 1
 
 
+def test_a_bad_label_is_not_taken_for_a_mark_of_ones_own():
+    words = r"label 9 at position \[1\] .* carry -1: .* 1 labels are outside in all"
+    with pytest.raises(ValueError, match=words):
+        cross_entropy(torch.zeros(2, 5), torch.tensor([-1, 9]), ignore_index=-1)
+
+
+def test_labels_are_looked_at_beforehand_off_the_cpu_alone(monkeypatch):
+    """There a bad label is an error that comes late and without a name; on a CPU looking twice would only take time."""
+    calls = []
+    monkeypatch.setattr(tinytrain.loss, "check_labels", lambda *call: calls.append(call))
+    logits, labels = torch.zeros(2, 5), torch.zeros(2, dtype=torch.long)
+    cross_entropy(logits, labels)
+    assert not calls
+    away = labels.to("meta")  # a device that is no CPU and that every machine has
+    cross_entropy(logits.to("meta"), away, ignore_index=-1)
+    assert calls == [(away, 5, -1)]
+
+
+def test_an_error_that_no_label_has_made_goes_through(monkeypatch):
+    def broken(*_):
+        raise IndexError("of something else")
+
+    monkeypatch.setattr(tinytrain.loss, "_token_losses", broken)
+    with pytest.raises(IndexError, match="of something else"):
+        cross_entropy(torch.zeros(2, 5), torch.zeros(2, dtype=torch.long))
+
+
 def test_label_smoothing_leaves_ignored_rows_out_of_the_uniform_part():
     logits = torch.tensor([[2.0, 0, 0, 0], [0, 0, 0, 9.0]])
     assert cross_entropy(logits, torch.tensor([0, -100]), label_smoothing=0.2).item() == pytest.approx(
         0.640753, abs=1e-6
     )
+
+
+def test_all_of_the_label_may_be_spread_over_the_classes():
+    loss = cross_entropy(torch.tensor([[2.0, 0, 0, 0]]), torch.tensor([0]), label_smoothing=1.0)
+    assert loss.item() == pytest.approx(math.log(math.exp(2) + 3) - 0.5)  # the mean of -log p over four classes
 
 
 @pytest.mark.parametrize(
@@ -88,7 +121,13 @@ def test_label_smoothing_leaves_ignored_rows_out_of_the_uniform_part():
         ),
         (torch.zeros(2, 5), torch.zeros(2), {}, TypeError, "torch.float32; they must be integer"),
         (torch.zeros(2, 5), torch.zeros(2).bool(), {}, TypeError, "torch.bool; they must be integer"),
-        (torch.zeros(2, 5), torch.zeros(2).long(), {"reduction": "avg"}, ValueError, "reduction='avg'"),
+        (
+            torch.zeros(2, 5),
+            torch.zeros(2).long(),
+            {"reduction": "avg"},
+            ValueError,
+            "='avg' is not one of mean, sum, none",
+        ),
         (
             torch.zeros(2, 5),
             torch.zeros(2).long(),

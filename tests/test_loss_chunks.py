@@ -51,6 +51,19 @@ def test_loss_and_gradient_are_those_of_all_logits_at_once(chunk):
         torch.testing.assert_close(ours, whole, rtol=1e-12, atol=1e-12)
 
 
+def test_a_head_learns_over_states_that_do_not():
+    hidden, head, labels = torch.randn(2, 5, 8), nn.Linear(8, 30), torch.randint(0, 30, (2, 5))
+    chunked_loss_sum(hidden, head, labels, 3).backward()
+    ours, head.weight.grad = head.weight.grad, None
+    cross_entropy(head(hidden), labels, reduction="sum").backward()
+    torch.testing.assert_close(ours, head.weight.grad)
+
+
+def test_labels_for_half_of_the_positions_are_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        chunked_loss_sum(torch.zeros(1, 4, 2), nn.Linear(2, 3), torch.zeros(1, 2, dtype=torch.long), 2)
+
+
 @pytest.mark.filterwarnings("ignore:this CPU has no hardware")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 1e-2), ("fp16", 1e-2)])
 def test_an_update_in_chunks_is_the_same_update(precision, tolerance):

@@ -51,6 +51,17 @@ def test_test_runs_lint_then_tests_then_notebooks():
     assert places[0] >= 0, plan
 
 
+@needs_make
+def test_coverage_and_mutants_install_their_tools_beside_those_of_the_tests(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").touch()
+    for target, tool in (("coverage", "coverage run -m pytest -x"), ("mutants", "mutmut run tinytrain.loss.*")):
+        plan = make("-n", target, f"VENV={tmp_path}", "PYTEST_ARGS=-x", "MUTANTS=tinytrain.loss.*").stdout
+        steps = ("-r requirements.txt", "-r requirements-trust.txt", f"{tmp_path}/bin/{tool}")
+        places = [plan.find(step) for step in steps]
+        assert places == sorted(places) and places[0] >= 0, plan
+
+
 INSTALLED_FROM = ["requirements.txt", "requirements-data.txt", "pyproject.toml"]
 
 

@@ -62,6 +62,19 @@ def test_the_first_move_is_the_learning_rate():
     assert before - layer.weight.item() == pytest.approx(0.01, abs=1e-6)
 
 
+def test_eps_is_added_to_the_root_of_the_second_moment():
+    layer = nn.Linear(1, 1, bias=False)
+    before = layer.weight.item()
+    optimizer = build_adamw(layer, lr=0.01, weight_decay=0.0, eps=3.0)
+    layer.weight.grad = torch.full_like(layer.weight, 3.0)
+    optimizer.step()
+    assert before - layer.weight.item() == pytest.approx(0.005, abs=1e-6)  # lr * 3 / (3 + eps)
+
+
+def test_the_loop_version_is_taken_for_a_device_without_the_kernel():
+    assert build_adamw(nn.Linear(2, 2, device="meta"), lr=0.1).defaults["fused"] is False
+
+
 def test_one_kernel_adamw_is_chosen_where_torch_has_it():
     assert build_adamw(nn.Linear(2, 2), lr=0.1).defaults["fused"] is True
     assert build_adamw(nn.Linear(2, 2), lr=0.1, fused=False).defaults["fused"] is False
@@ -195,6 +208,21 @@ def test_a_state_that_does_not_fit_is_refused_by_name_with_nothing_loaded(change
     with pytest.raises(ValueError, match=words):
         load_optimizer_state(resumed, other, states)
     assert resumed.state[other.first]["exp_avg"][0, 0].item() == pytest.approx(0.3)
+
+
+def test_all_names_that_only_the_saved_state_has_are_listed():
+    model, optimizer = updated()
+    states = optimizer_state(optimizer, model)
+    with pytest.raises(ValueError, match="has fourth, third, which this model does not train"):
+        load_optimizer_state(optimizer, model, states | {"third": {}, "fourth": {}})
+
+
+def test_a_vectors_moments_of_another_length_are_refused():
+    layer = nn.Linear(1, 3)
+    optimizer = build_adamw(layer, lr=0.1)
+    states = {"weight": {}, "bias": {"exp_avg": torch.zeros(2)}}
+    with pytest.raises(ValueError, match=r"exp_avg of bias has shape \[2\]; bias has \[3\]"):
+        load_optimizer_state(optimizer, layer, states)
 
 
 def test_an_optimizer_of_another_model_is_refused():

@@ -8,7 +8,7 @@ from torch import nn
 import tinytrain.precision
 from tinytrain.model import GPT, PRESETS
 from tinytrain.optimizer import build_adamw
-from tinytrain.precision import LossScaleError, Precision, check_float32, measured_slowdown
+from tinytrain.precision import LossScaleError, Precision, check_float32, cpu_supports, measured_slowdown
 from tinytrain.step import train_step
 
 CPU = torch.device("cpu")
@@ -139,6 +139,30 @@ def test_the_scale_is_saved_and_goes_on(model):
         assert scales == [8.0, 16.0]  # one good step had been made already
 
 
+def test_a_state_that_was_loaded_is_kept_until_there_is_a_scaler():
+    precision = Precision("fp16")
+    assert precision.state_dict() == {}
+    precision.load_state_dict({"scale": 8.0})
+    assert precision.state_dict() == {"scale": 8.0}
+
+
+def test_without_a_scaler_the_scale_is_a_one_where_the_weights_are():
+    weights = [nn.Parameter(torch.zeros(2, device="meta"))]
+    scale = Precision("bf16").unscale(torch.optim.SGD(weights, lr=1.0))
+    assert scale.shape == () and scale.device.type == "meta"
+
+
+def test_only_fp16_has_a_scaler(model):
+    for mode, has in (("fp32", False), ("bf16", False), ("fp16", True)):
+        precision = Precision(mode)
+        precision.prepare(model, CPU)
+        assert bool(precision.state_dict()) == has
+
+
+def test_a_scale_may_start_at_its_floor():
+    assert Precision("fp16", init_scale=1.0, min_scale=1.0).min_scale == 1.0
+
+
 def test_a_state_of_another_precision_is_refused():
     with pytest.raises(ValueError, match=r"saved without a loss scale \(FP32 or BF16\), and precision is fp16"):
         Precision("fp16").load_state_dict(Precision("fp32").state_dict())
@@ -156,8 +180,8 @@ def test_half_precision_weights_are_refused_by_name_before_the_first_step(model,
 
 
 def test_a_format_without_hardware_warns_once_with_a_measured_slowdown(model, monkeypatch):
-    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: False)
-    monkeypatch.setattr(tinytrain.precision, "measured_slowdown", lambda dtype: 12.34)
+    monkeypatch.setattr(tinytrain.precision, "cpu_supports", lambda dtype: dtype is not torch.bfloat16)
+    monkeypatch.setattr(tinytrain.precision, "measured_slowdown", {torch.bfloat16: 12.34}.get)
     precision, optimizer = Precision("bf16"), build_adamw(model, lr=1e-3)
     with pytest.warns(UserWarning, match=r"no hardware for bfloat16: a matrix product takes 12\.3 times as long"):
         train_step(model, [batch_of()], optimizer, lr=1e-3, precision=precision)
@@ -165,6 +189,33 @@ def test_a_format_without_hardware_warns_once_with_a_measured_slowdown(model, mo
         warnings.simplefilter("error")
         train_step(model, [batch_of()], optimizer, lr=1e-3, precision=precision)
         train_step(model, [batch_of()], optimizer, lr=1e-3)  # float32 never warns
+
+
+@pytest.mark.parametrize(
+    ("instructions", "supported"),
+    [
+        ([], {torch.float32}),
+        (["_is_avx512_bf16_supported"], {torch.float32, torch.bfloat16}),
+        (["_is_amx_tile_supported"], {torch.float32, torch.bfloat16}),
+        (["_is_amx_fp16_supported"], {torch.float32, torch.float16}),
+    ],
+)
+def test_a_cpu_supports_what_it_has_instructions_for(monkeypatch, instructions, supported):
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported", "_is_amx_fp16_supported"):
+        monkeypatch.setattr(torch.cpu, name, lambda name=name: name in instructions)
+    assert {dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if cpu_supports(dtype)} == supported
+
+
+def test_the_slowdown_is_the_ratio_of_the_shortest_laps(monkeypatch):
+    laps = [3.0, 2.0, 5.0, 8.0]  # two of float32, two of bfloat16
+    clock = iter([moment for lap in laps for moment in (100.0, 100.0 + lap)])
+    monkeypatch.setattr(tinytrain.precision.time, "perf_counter", lambda: next(clock))
+    assert measured_slowdown(torch.bfloat16, size=2, repeats=2) == 2.5
+
+
+def test_the_slowdown_is_that_of_the_format_asked_for():
+    with pytest.raises(RuntimeError, match="Bool"):  # of which torch multiplies no matrices
+        measured_slowdown(torch.bool, size=2)
 
 
 def test_the_slowdown_is_a_measured_ratio():

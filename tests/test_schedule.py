@@ -48,11 +48,17 @@ def test_numbers_that_make_no_schedule_are_refused(changed, words):
         warmup_cosine(call.pop("step"), **call)
 
 
-@pytest.mark.parametrize("changed", [{"warmup_steps": 2.5}, {"total_steps": 6.5}, {"total_steps": float("inf")}])
-def test_parts_of_an_update_are_refused(changed):
-    call = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "total_steps": 10} | changed
-    with pytest.raises(ValueError, match="must be a whole number of updates"):
+@pytest.mark.parametrize(
+    ("name", "value"), [("warmup_steps", 2.5), ("total_steps", 6.5), ("total_steps", float("inf"))]
+)
+def test_parts_of_an_update_are_refused(name, value):
+    call = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "total_steps": 10} | {name: value}
+    with pytest.raises(ValueError, match=f"^{name}={value} must be a whole number of updates"):
         warmup_cosine(0, **call)
+
+
+def test_a_rate_may_stay_the_same_throughout():
+    assert rates(range(3), max_lr=0.5, min_lr=0.5, warmup_steps=0, total_steps=2) == [0.5] * 3
 
 
 STABLE = {"max_lr": 1.0, "min_lr": 0.1, "warmup_steps": 4, "decay_steps": 3, "total_steps": 10}
@@ -68,6 +74,11 @@ def test_up_level_and_down_equals_a_list_written_by_hand():
 
 def test_where_it_is_level_it_does_not_know_the_end_of_the_run():
     assert stable(range(8)) == stable(range(8), total_steps=1000)
+
+
+def test_the_level_part_is_the_maximum_to_the_last_bit():
+    """0.3 + (0.9 - 0.3) is 0.9000000000000001: the decay must begin after the level part, not in its last update."""
+    assert stable(range(3, 8), max_lr=0.9, min_lr=0.3) == [0.9] * 5
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,11 @@ def test_numbers_that_make_no_up_level_and_down_are_refused(changed, words):
 def test_a_sweep_multiplies_by_the_same_factor_each_time():
     measured = [lr_sweep(step, min_lr=1e-4, max_lr=1.0, total_steps=9) for step in range(12)]
     assert measured == pytest.approx([10 ** (step / 2 - 4) for step in range(9)] + [1.0] * 3)
+
+
+def test_two_updates_are_a_sweep_and_its_ends_are_exact():
+    """0.3 * (0.9 / 0.3) is 0.8999999999999999."""
+    assert [lr_sweep(step, min_lr=0.3, max_lr=0.9, total_steps=2) for step in range(3)] == [0.3, 0.9, 0.9]
 
 
 @pytest.mark.parametrize(
