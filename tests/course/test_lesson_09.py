@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tinytrain.course.accidents_09 import read_and_wrap, save_and_read, train_until
-from tinytrain.course.costs_09 import Times, accumulate, memory, ring_beside_torch, stay_silent
+from tinytrain.course.costs_09 import Times, accumulate, bytes_sent, memory, ring_beside_torch, stay_silent
 from tinytrain.course.lesson_09 import (
     average_at_once,
     average_gradients,
@@ -111,6 +111,14 @@ def test_copies_save_no_memory_and_shares_do():
     assert views == alone
     assert ddp == alone | {"buckets": alone["gradients"]}
     assert sum(shared.values()) == pytest.approx(sum(alone.values()) / 2, rel=0.01)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of each connection")
+def test_asking_for_the_bytes_leaves_no_file_open(tmp_path):
+    with (tmp_path / "a file").open("w"):
+        before = len(os.listdir("/proc/self/fd"))
+        bytes_sent()
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the bytes of each connection")

@@ -2,11 +2,12 @@
 
 import os
 import socket
+import stat
 import struct
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import psutil
@@ -43,14 +44,16 @@ def bytes_sent() -> int:
     if sys.platform != "linux":
         return psutil.net_io_counters().bytes_sent // world_size()  # of all programs; elsewhere there is no better one
     sent = 0
-    for number in os.listdir("/proc/self/fd"):
+    for number in map(int, os.listdir("/proc/self/fd")):
         try:
-            with socket.socket(fileno=os.dup(int(number))) as connection:
+            is_socket = stat.S_ISSOCK(os.fstat(number).st_mode)
+        except OSError:  # the folder's own, closed by now
+            continue
+        if is_socket:
+            with socket.socket(fileno=os.dup(number)) as connection, suppress(OSError):  # not all are of TCP
                 state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 total, again = struct.unpack_from("QQ", state, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
                 sent += total - again
-        except OSError:  # no connection, but a file
-            continue
     return sent
 
 
