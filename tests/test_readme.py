@@ -1,14 +1,18 @@
-"""The README tells the truth about the disk: its map of the house, its commands, its links."""
+"""The README and the manual tell the truth: the map of the house, the commands and their options, the links."""
 
 import re
 import subprocess
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
+from tinytrain.commands.main import main
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+MANUAL = (ROOT / "docs/command_line.md").read_text("utf-8")
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 
 # Inside these folders the map names every file ("" is the top level); any other folder is one line.
@@ -126,13 +130,47 @@ def test_every_file_that_a_command_names_exists():
     assert not missing, f"the README's commands name what is not there: {missing}"
 
 
-def test_every_relative_link_and_picture_exists():
-    text = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
+def help_of(capsys, *command: str) -> str:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    return capsys.readouterr().out
+
+
+def test_the_readme_and_the_manual_have_every_command(capsys):
+    commands = re.search(r"{([a-z,]+)}", help_of(capsys))[1].split(",")
+    table = README.split("\n## Train without Jupyter\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == sorted(commands)
+    assert set(re.findall(r"-m tinytrain (\w+)", MANUAL)) == set(commands), "the manual lacks one, or has one too many"
+
+
+@pytest.mark.parametrize("page", [README, MANUAL], ids=["README.md", "docs/command_line.md"])
+def test_every_option_of_a_command_line_is_one_of_its_command(page, capsys):
+    """``\\`` at a line's end joins it with the next. What stands before ``-m tinytrain`` is torchrun's."""
+    lines = re.findall(r"-m tinytrain (\w+)([^`\n]*)", page.replace("\\\n", " "))
+    unknown = []
+    for command, rest in lines:
+        known = set(re.findall(r"--[\w-]+", help_of(capsys, command)))
+        unknown += [f"{command} {option}" for option in re.findall(r"--[a-z][\w-]*", rest) if option not in known]
+    assert lines and not unknown
+
+
+def test_every_option_that_the_manual_names_is_one_of_a_command(capsys):
+    commands = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
+    known = {option for command in commands for option in re.findall(r"--[\w-]+", help_of(capsys, command))}
+    named = re.findall(r"`(?:\w+ )?(--[a-z][\w-]*)", MANUAL)
+    unknown = sorted(set(named) - known - {"--node-rank"})  # torchrun's
+    assert named and not unknown
+
+
+@pytest.mark.parametrize("name", ["README.md", "README.zh-CN.md", "docs/command_line.md", "docs/command_line.zh-CN.md"])
+def test_every_relative_link_and_picture_exists(name):
+    page = ROOT / name
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
     local = [target.split("#")[0] for target in targets if "://" not in target and not target.startswith("#")]
-    missing = sorted({path for path in local if not (ROOT / path).exists()})
-    assert local, "the README links to nothing in the repository"
-    assert not missing, f"the README links to what is not there: {missing}"
+    missing = sorted({path for path in local if not (page.parent / path).exists()})
+    assert local, f"{name} links to nothing in the repository"
+    assert not missing, f"{name} links to what is not there: {missing}"
 
 
 def between(name: str) -> str:

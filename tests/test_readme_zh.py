@@ -1,10 +1,12 @@
-"""The Chinese README says the same as README.md, in the same order, in Chinese punctuation.
+"""The Chinese README and manual say the same as the English ones, in the same order, in Chinese punctuation.
 
-Both pages are cut at their headings. The parts are then compared in pairs, by what needs no translation: code blocks,
-code within sentences, links, pictures and numbers. What fails names the part, and what README.zh-CN.md must change.
+The two pages of a pair are cut at their headings. The parts are then compared in pairs, by what needs no translation:
+code blocks, code within sentences, links, pictures and numbers. What fails names the part, and what the Chinese page
+must change.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,33 +18,38 @@ HAN = "\u4e00-\u9fff"
 WIDE = "，。、；：？！（）《》“”"  # Chinese punctuation
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
-HEADINGS = {  # in order, with their marks
+README_HEADINGS = {  # in order, with their marks
     "# tinytrain": "# tinytrain",
     "## Start": "## 快速开始",
+    "## The notebooks": "## Notebook 目录",
+    "## Measured, and not as one reads": "## 实测结果与通常的说法不同",
+    "## Your own model": "## 换成自己的模型",
+    "## Train without Jupyter": "## 不用 Jupyter 训练",
+    "## How fast": "## 速度",
+    "## Other ways to start": "## 其他启动方式",
     "### The same without make": "### 不用 make",
     "### Elsewhere": "### 在别处运行",
     "### Tried with": "### 试过的环境",
-    "## The notebooks": "## Notebook 目录",
-    "### Measured, and not as one reads": "### 实测结果与通常的说法不同",
-    "## Your own model": "## 换成自己的模型",
-    "## Train without Jupyter": "## 不用 Jupyter 训练",
-    "### Is a model healthy?": "### 模型正常吗？",
-    "### Going on": "### 断点续训",
-    "### In several processes": "### 多进程训练",
-    "### Your own text": "### 用自己的文本",
-    "### Tokenizers": "### 分词器",
-    "### Text larger than memory": "### 内存装不下的文本",
-    "### What will a run need?": "### 训练要多少资源？",
-    "### On a GPU": "### 用 GPU 训练",
-    "## How fast": "## 速度",
     "## Data": "## 数据",
     "## Part of the tests": "## 只跑一部分测试",
     "## When something does not work": "## 遇到问题时",
     "## The house": "## 代码结构",
 }
+MANUAL_HEADINGS = {
+    "# The command line": "# 命令行",
+    "## Is a model healthy?": "## 模型正常吗？",
+    "## Going on": "## 断点续训",
+    "## In several processes": "## 多进程训练",
+    "## Your own text": "## 用自己的文本",
+    "## Tokenizers": "## 分词器",
+    "## Text larger than memory": "## 内存装不下的文本",
+    "## What will a run need?": "## 训练要多少资源？",
+    "## On a GPU": "## 用 GPU 训练",
+}
+MANUAL, MANUAL_ZH = "docs/command_line.md", "docs/command_line.zh-CN.md"
 TIMES = {"million": 1_000_000, "万": 10_000}
 # Only one of the two pages has these: each links to the other, and the map of all files is English alone.
-TO_THE_OTHER = {"README.zh-CN.md", "README.md", "README.md#the-house"}
+TO_THE_OTHER = {"README.zh-CN.md", "README.md", "README.md#the-house", "command_line.zh-CN.md", "command_line.md"}
 MAP = re.compile(r"<!-- house:start -->.*?<!-- house:end -->", re.DOTALL)
 
 
@@ -54,7 +61,7 @@ def parts(page: str) -> list[tuple[str, str]]:
     """
     blocks = FENCE.findall(page)
     pieces = re.split(r"^(#+ .*)\n", FENCE.sub("\0", page), flags=re.MULTILINE)
-    assert pieces[0] == "", "a README begins with its title"
+    assert pieces[0] == "", "a page begins with its title"
     found, rest = [], iter(blocks)
     for heading, text in zip(pieces[1::2], pieces[2::2], strict=True):
         whole = re.sub("\0", lambda _: "```{}\n{}```".format(*next(rest)), text)
@@ -124,26 +131,57 @@ def read(name: str) -> str:
     return MAP.sub("", (ROOT / name).read_text("utf-8"))
 
 
-OURS, THEIRS = read(ENGLISH.readme), read(CHINESE.readme)
-ENGLISH_PARTS, CHINESE_PARTS = dict(parts(OURS)), dict(parts(THEIRS))
-PAIRS = [  # (heading, text) of both pages; a heading that one page lacks is the first test's
-    ((ours, ENGLISH_PARTS[ours]), (theirs, CHINESE_PARTS[theirs]))
-    for ours, theirs in HEADINGS.items()
-    if ours in ENGLISH_PARTS and theirs in CHINESE_PARTS
-]
+@dataclass(frozen=True)
+class Pair:
+    """A page in English and in Chinese, and their headings. Of what is in ``may_lack`` neither needs to have any."""
+
+    ours: str
+    theirs: str
+    headings: dict[str, str]
+    may_lack: frozenset[str] = frozenset()
+
+    @property
+    def parts(self):
+        """(heading, text) of both pages; a heading that one page lacks is the first test's."""
+        english, chinese = dict(parts(in_chinese(read(self.ours)))), dict(parts(read(self.theirs)))
+        both = [(a, b) for a, b in self.headings.items() if a in english and b in chinese]
+        return [((a, english[a]), (b, chinese[b])) for a, b in both]
 
 
-def test_headings_agree_in_number_level_and_order():
-    """Each README has those of HEADINGS, in its order, and nothing else."""
-    for name, page, wanted in ((ENGLISH.readme, OURS, list(HEADINGS)), (CHINESE.readme, THEIRS, [*HEADINGS.values()])):
-        there = [heading for heading, _ in parts(page)]
+PAIRS = (
+    Pair(ENGLISH.readme, CHINESE.readme, README_HEADINGS),
+    Pair(MANUAL, MANUAL_ZH, MANUAL_HEADINGS, may_lack=frozenset({"link", "picture"})),
+)
+each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.theirs)
+
+
+def in_chinese(english: str) -> str:
+    """The English page as it links in Chinese: a Chinese page leads to the Chinese manual.
+
+    >>> in_chinese("[it](docs/command_line.md)")
+    '[it](docs/command_line.zh-CN.md)'
+    """
+    return english.replace(f"]({MANUAL})", f"]({MANUAL_ZH})")
+
+
+def test_every_chinese_page_is_compared():
+    found = [*ROOT.glob("*.zh-CN.md"), *ROOT.glob("docs/*.zh-CN.md")]
+    there = sorted(path.relative_to(ROOT).as_posix() for path in found)
+    assert there == sorted(pair.theirs for pair in PAIRS), "PAIRS must have every Chinese page"
+
+
+@each_pair
+def test_headings_agree_in_number_level_and_order(pair):
+    """Each page has those of its pair, in their order, and nothing else."""
+    for name, wanted in ((pair.ours, list(pair.headings)), (pair.theirs, [*pair.headings.values()])):
+        there = [heading for heading, _ in parts(read(name))]
         new, gone = [h for h in there if h not in wanted], [h for h in wanted if h not in there]
         assert there == wanted, (
-            f"{name} has {new} and lacks {gone}, or has its headings in another order. If README.md has changed, "
-            "change HEADINGS here and README.zh-CN.md in the same way"
+            f"{name} has {new} and lacks {gone}, or has its headings in another order. If {pair.ours} has changed, "
+            f"change its headings here and {pair.theirs} in the same way"
         )
-    levels = [[heading.split(" ")[0] for heading in pair] for pair in HEADINGS.items()]
-    assert all(ours == theirs for ours, theirs in levels), "HEADINGS pairs headings of two levels"
+    levels = [[heading.split(" ")[0] for heading in both] for both in pair.headings.items()]
+    assert all(ours == theirs for ours, theirs in levels), "two headings that are paired have two levels"
 
 
 COMPARED = {
@@ -155,41 +193,47 @@ COMPARED = {
 }
 
 
+@each_pair
 @pytest.mark.parametrize("what", COMPARED)
-def test_what_needs_no_translation_is_the_same_under_each_heading(what):
+def test_what_needs_no_translation_is_the_same_under_each_heading(what, pair):
     """Comments in code are translated; within a sentence, code and links may stand in another order."""
     wrong = []
-    for (ours, english), (theirs, chinese) in PAIRS:
+    for (ours, english), (theirs, chinese) in pair.parts:
         wanted, there = COMPARED[what](english), COMPARED[what](chinese)
         if wanted == there:
             continue
         lacking = [each for each in wanted if each not in there]
         excess = [each for each in there if each not in wanted]
-        wrong.append(f"under {theirs!r} (README.md: {ours!r})")
+        wrong.append(f"under {theirs!r} ({pair.ours}: {ours!r})")
         wrong += [f"  add the {what}: {each}" for each in lacking]
-        wrong += [f"  README.md has no such {what}: {each}" for each in excess]
+        wrong += [f"  {pair.ours} has no such {what}: {each}" for each in excess]
         wrong += ["  the same ones, in another order or number"] if not lacking and not excess else []
-    assert not wrong, "change README.zh-CN.md:\n" + "\n".join(wrong)
-    assert any(COMPARED[what](english) for (_, english), _ in PAIRS), f"no {what} was found: is the pattern old?"
+    assert not wrong, f"change {pair.theirs}:\n" + "\n".join(wrong)
+    found = any(COMPARED[what](english) for (_, english), _ in pair.parts)
+    assert found or what in pair.may_lack, f"no {what} was found: is the pattern old?"
 
 
-def test_each_number_that_the_readme_states_stands_in_the_chinese_one():
+@each_pair
+def test_each_number_of_the_english_page_stands_in_the_chinese_one(pair):
     """Under the same heading. Chinese may write more of them in digits than English does."""
     wrong = []
-    for (ours, english), (theirs, chinese) in PAIRS:
+    for (ours, english), (theirs, chinese) in pair.parts:
         there = numbers(chinese)
-        wrong += [f"under {theirs!r} (README.md: {ours!r}): {n}" for n in numbers(english) if n not in there]
-    assert not wrong, "README.zh-CN.md lacks these numbers:\n" + "\n".join(wrong)
+        wrong += [f"under {theirs!r} ({pair.ours}: {ours!r}): {n}" for n in numbers(english) if n not in there]
+    assert not wrong, f"{pair.theirs} lacks these numbers:\n" + "\n".join(wrong)
 
 
-def test_each_page_links_to_the_other_in_its_first_lines():
-    assert OURS.splitlines()[:3] == ["# tinytrain", "", "[中文](README.zh-CN.md)"], "link to README.zh-CN.md"
-    assert THEIRS.splitlines()[:3] == ["# tinytrain", "", "[English](README.md)"], "link to README.md"
+@each_pair
+def test_each_page_links_to_the_other_in_its_first_lines(pair):
+    (ours, theirs), *_ = pair.headings.items()
+    there, back = f"[中文]({Path(pair.theirs).name})", f"[English]({Path(pair.ours).name})"
+    assert read(pair.ours).splitlines()[:3] == [ours, "", there], f"link to {pair.theirs}"
+    assert read(pair.theirs).splitlines()[:3] == [theirs, "", back], f"link to {pair.ours}"
 
 
 def test_the_link_to_the_map_leads_to_its_heading():
-    anchors = {heading.lstrip("# ").lower().replace(" ", "-") for heading, _ in parts(OURS)}
-    named = re.findall(r"\(README\.md#([^)]+)\)", THEIRS)
+    anchors = {heading.lstrip("# ").lower().replace(" ", "-") for heading, _ in parts(read(ENGLISH.readme))}
+    named = re.findall(r"\(README\.md#([^)]+)\)", read(CHINESE.readme))
     assert named and set(named) <= anchors, f"README.md has no heading for {sorted(set(named) - anchors)}"
 
 
@@ -212,14 +256,18 @@ def tight(text: str) -> list[str]:
     return re.findall(rf"[{HAN}][A-Za-z0-9`]|[A-Za-z0-9`][{HAN}]", words(text))
 
 
-def faults_by_line(find) -> list[str]:
-    code = FENCE.sub(lambda block: "\n" * block[0].count("\n"), THEIRS)
-    return [f"line {n}: {found}" for n, line in enumerate(code.splitlines(), 1) if (found := find(line))]
+def faults_by_line(find, name: str) -> list[str]:
+    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), read(name))
+    return [f"line {n}: {found}" for n, line in enumerate(text.splitlines(), 1) if (found := find(line))]
 
 
-def test_between_chinese_characters_stands_chinese_punctuation():
-    assert not (wrong := faults_by_line(ascii_punctuation)), f"use {WIDE} in README.zh-CN.md:\n" + "\n".join(wrong)
+@each_pair
+def test_between_chinese_characters_stands_chinese_punctuation(pair):
+    wrong = faults_by_line(ascii_punctuation, pair.theirs)
+    assert not wrong, f"use {WIDE} in {pair.theirs}:\n" + "\n".join(wrong)
 
 
-def test_a_space_parts_chinese_characters_from_latin_ones():
-    assert not (wrong := faults_by_line(tight)), "put a space between in README.zh-CN.md:\n" + "\n".join(wrong)
+@each_pair
+def test_a_space_parts_chinese_characters_from_latin_ones(pair):
+    wrong = faults_by_line(tight, pair.theirs)
+    assert not wrong, f"put a space between in {pair.theirs}:\n" + "\n".join(wrong)

@@ -40,7 +40,18 @@ def test_every_notebook_of_the_series_is_in_the_contents_in_order(tool):
     notebooks, others = tool("make_site").table_of_contents(ROOT).values()
     written = [lesson.file for lesson in SERIES if (ROOT / "notebooks" / lesson.file).is_file()]
     assert notebooks == [f"notebooks/{name}" for name in written]
-    assert {"docs/glossary.md", "docs/claims.md"} <= set(others) and all((ROOT / name).is_file() for name in others)
+    wanted = {f"docs/{name}" for name in ("glossary.md", "claims.md", "command_line.md", "command_line.zh-CN.md")}
+    assert wanted <= set(others) and all((ROOT / name).is_file() for name in others)
+
+
+def test_every_page_that_another_one_links_to_is_in_the_contents(tool):
+    """Sphinx refuses a page that is copied and in no table of contents."""
+    make_site = tool("make_site")
+    for name in ("README.md", *make_site.OTHER_PAGES):
+        linked = make_site.linked_files((ROOT / name).read_text("utf-8"))
+        pages = {(ROOT / name).parent.joinpath(link).resolve() for link in linked if link.endswith((".md", ".ipynb"))}
+        inside = {ROOT / path for paths in make_site.table_of_contents(ROOT).values() for path in paths}
+        assert pages <= inside | {ROOT / "README.md"}, f"{name} links to a page that is not in OTHER_PAGES"
 
 
 def test_the_start_page_is_the_readme_with_the_contents_behind_it(tool, tmp_path):

@@ -12,6 +12,9 @@ nb_ipywidgets_js = {}  # widgets are stored as pictures, so nothing has to be lo
 myst_heading_anchors = 3
 myst_heading_slug_func = "make_site.anchor"
 
+# The lines for Colab begin with ! and %, which is no Python: they are coloured all the same.
+suppress_warnings = ["misc.highlighting_failure"]
+
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["site.css"]

@@ -1,7 +1,7 @@
 """Builds the site from what the repository holds: python docs/site/make_site.py build/site
 
 The README is its first page; behind it stand the notebooks in order, with the outputs that they store, and the other
-pages, the Chinese README among them. Nothing is run, and nothing is fetched.
+pages, the Chinese ones among them. Nothing is run, and nothing is fetched.
 """
 
 import re
@@ -14,7 +14,9 @@ from check_pages import faults
 
 ROOT = Path(__file__).resolve().parents[2]
 CHINESE = "README.zh-CN.md"
-OTHER_PAGES = ("docs/glossary.md", "docs/claims.md", "docs/trust.md", "CONTRIBUTING.md", CHINESE)
+MANUAL = ("docs/command_line.md", "docs/command_line.zh-CN.md")
+REFERENCE = ("docs/glossary.md", "docs/claims.md", "docs/trust.md", "benchmarks/RESULTS.md", "CONTRIBUTING.md")
+OTHER_PAGES = (MANUAL[0], *REFERENCE, CHINESE, MANUAL[1])
 TITLES = {CHINESE: "中文"}  # in the contents, where a page's own title would not tell it from the first page
 CAPTIONS = ("Notebooks", "More")  # over the two parts of the table of contents
 
