@@ -30,7 +30,7 @@ LOOKS = {
     "lr far too large": "The loss swings by whole nats, and stays far above where it began.",
     "labels shuffled": "The loss falls fast to what the frequencies of the bytes give, near 3.3 nats, and stays there.",
     "bad batch": "Calm, then one or two updates at which norm and loss jump together, then calm again.",
-    "lr too small": "The loss hardly moves, and the lr panel says why: its axis ends at millionths.",
+    "lr too small": "The loss hardly moves, and the lr panel says why: the blue line lies on 0.",
     "clipped to nothing": "The loss hardly moves although the lr is that of the healthy run, and the norm stays where "
     "it began: the step is lost between them.",
     "tiny corpus": "Training falls and falls, and from some update on the evaluation (dots) rises.",

@@ -92,10 +92,12 @@ class Findings(list[Finding]):
         if not self:
             return f"<p>{escape(self._summary())}.{left_out}</p>"
         rows = "".join(
-            f"<tr><td><b>{escape(f.name)}</b><br>since {f.unit} {f.since}</td><td>{escape(f.symptom)}<br>"
-            f"{escape(f.evidence)}</td><td>{escape(f.cause)}</td><td>"
-            + "<br>".join(f"{n}. {escape(check)}" for n, check in enumerate(f.checks, 1))
-            + "</td></tr>"
+            _row(
+                f"<b>{escape(f.name)}</b><br>since {f.unit} {f.since}",
+                f"{escape(f.symptom)}<br>{escape(f.evidence)}",
+                escape(f.cause),
+                "<br>".join(f"{n}. {escape(check)}" for n, check in enumerate(f.checks, 1)),
+            )
             for f in self
         )
         head = "".join(
@@ -104,3 +106,7 @@ class Findings(list[Finding]):
         return (
             f"<table style='text-align:left'><tr>{head}</tr>{rows}</table><p>{escape(self._summary())}.{left_out}</p>"
         )
+
+
+def _row(*cells: str) -> str:
+    return "<tr>" + "".join(f"<td style='text-align:left'>{cell}</td>" for cell in cells) + "</tr>"  # JupyterLab: right
