@@ -1,13 +1,17 @@
 """What is stored in the notebooks: outputs of one run from top to bottom, clean, small, and really asserted."""
 
 import ast
+import builtins
+import inspect
 import re
+import symtable
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from tinytrain.course.cells import refresh
+from tinytrain.course.exercises import all_exercises
 from tinytrain.course.series import SERIES
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -105,3 +109,36 @@ def test_the_text_keeps_a_calm_voice(notebook):
             prose = re.sub(r"`[^`]*`|!\[", "", cell.source)
             assert "!" not in prose, cell.source
             assert not re.search("[\U0001f300-\U0001faff\u2600-\u27bf]", prose), cell.source
+
+
+def names_given(source: str) -> set[str]:
+    """The names that a cell imports, defines or assigns.
+
+    >>> sorted(names_given("import os.path; from math import pi as p; x = [y for y in z]"))
+    ['os', 'p', 'x', 'y']
+    """
+    nodes = list(ast.walk(ast.parse(source)))
+    imported = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    names = {(alias.asname or alias.name).split(".")[0] for alias in imported}
+    names |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return names | {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def names_wanted(table: symtable.SymbolTable) -> set[str]:
+    """The names that a function takes from around it, in its annotations too.
+
+    >>> source = "def f(x: Tensor) -> int: return math.ceil(x + y)"
+    >>> sorted(names_wanted(symtable.symtable(source, "cell", "exec")))
+    ['Tensor', 'int', 'math', 'y']
+    """
+    own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global() and symbol.is_referenced()}
+    return own.union(*map(names_wanted, table.get_children()))
+
+
+def test_a_solution_uses_only_names_that_the_notebook_has(path, notebook):
+    given = set(dir(builtins)).union(*(names_given(cell.source) for cell in code_cells(notebook)))
+    for key, exercise in all_exercises().items():
+        if path.name.startswith(key.split(".")[0]):
+            source = inspect.getsource(exercise.solution)
+            missing = names_wanted(symtable.symtable(source, key, "exec")) - given
+            assert not missing, f"exercise {key}: import {', '.join(sorted(missing))} before it"

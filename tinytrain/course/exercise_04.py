@@ -285,7 +285,7 @@ EXERCISES = (
     Exercise(
         number=4,
         title="Survive the end of the iterator",
-        goal="Take the first n batches of a run whose epochs are shorter than n batches. Each epoch has an order of its own.",
+        goal="Take the first n batches of a run whose epochs are shorter. Each epoch has an order of its own.",
         difficulty="medium",
         minutes=10,
         solution=first_batches,
