@@ -229,7 +229,8 @@ def damage_all(path):
 def test_a_damaged_state_is_named_and_the_older_one_is_used(tmp_path, damage):
     store = filled(tmp_path, [1, 2])
     damage(tmp_path / "step_00000002" / "state.pt")
-    with pytest.warns(UserWarning, match=r"step_00000002.state\.pt .*\. Going back to the checkpoint before it$") as caught:
+    words = r"step_00000002.state\.pt .*\. Going back to the checkpoint before it$"
+    with pytest.warns(UserWarning, match=words) as caught:
         checkpoint, state = store.load()
     assert checkpoint.step == 1 and same(state, state_of(1))
     assert [warning.filename for warning in caught] == [__file__]  # where it was asked for

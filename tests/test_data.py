@@ -218,7 +218,7 @@ def test_without_micro_batches_a_share_is_in_one_piece():
 def test_the_number_of_micro_batches_says_what_would_fit():
     assert micro_batches_per_step(batch_size=6, micro_batch_size=3) == 2
     assert micro_batches_per_step(batch_size=1, micro_batch_size=1, processes=1) == 1
-    assert list(range(micro_batches_per_step(batch_size=6, micro_batch_size=3))) == [0, 1]  # a whole number, to count by
+    assert list(range(micro_batches_per_step(batch_size=6, micro_batch_size=3))) == [0, 1]  # a whole number
     with pytest.raises(ValueError, match=r"processes=3 \(12 rows at once\): choose 60 or 72$"):
         micro_batches_per_step(batch_size=64, micro_batch_size=4, processes=3)
     with pytest.raises(ValueError, match=r"choose 8$"):
