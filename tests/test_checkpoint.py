@@ -87,6 +87,10 @@ def test_one_process_alone_writes_and_reads_what_several_would_share_out(tmp_pat
     assert checkpoint.shards == folder / "shards" and checkpoint.manifest["eval_loss"] == 2.5
     assert same(state, {"note": "beside", "model": {"w": torch.full((2,), 2.0)}}) and same(state, checkpoint.read())
     assert store.load(shards=False)[1] == {"note": "beside"}
+    part = next(path for path in (folder / "shards").iterdir() if path.name.startswith("__0"))
+    damage_last_byte(part)
+    with pytest.raises(CheckpointError, match=f"{part.name} is damaged: its checksum is"):
+        checkpoint.read()
     with pytest.raises(CheckpointError, match=r"shards\['w'\] is a builtins\.set"):
         store.save({}, step=3, shards={"w": {1}})
 
@@ -111,9 +115,10 @@ def test_unfinished_folders_are_not_seen_and_the_next_save_removes_them(tmp_path
     leftover = tmp_path / "unfinished_123_step_00000009"
     leftover.mkdir()
     (leftover / "state.pt").write_bytes(b"half")
+    (tmp_path / "unfinished_notes").write_text("a file, which nobody takes for a leftover")
     assert [found.step for found in store.all()] == [1] and store.load()[0].step == 1
     store.save(state_of(2), step=2)
-    assert names(tmp_path) == ["step_00000001", "step_00000002"]
+    assert names(tmp_path) == ["step_00000001", "step_00000002", "unfinished_notes"]
 
 
 def test_folders_of_other_names_are_neither_read_nor_removed(tmp_path):
@@ -242,7 +247,8 @@ def test_a_damaged_state_is_named_and_the_older_one_is_used(tmp_path, damage):
 def test_a_damaged_manifest_is_named_and_the_older_one_is_used(tmp_path, damage):
     store = filled(tmp_path, [1, 2])
     damage(tmp_path / "step_00000002" / "manifest.json")
-    with pytest.warns(UserWarning, match="step_00000002 has no readable manifest"):
+    words = r"step_00000002 has no readable manifest \(it is not of this step, or incomplete\); it is passed over"
+    with pytest.warns(UserWarning, match=words):
         assert store.load()[0].step == 1
     store.save(state_of(3), step=3)  # no warning at every save
 
@@ -253,7 +259,8 @@ def test_a_manifest_that_cannot_be_this_checkpoints_is_passed_over_before_anythi
     path = tmp_path / "step_00000002" / "manifest.json"
     manifest = json.loads(path.read_text("utf-8")) | change
     path.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}), "utf-8")
-    with pytest.warns(UserWarning, match="step_00000002 has no readable manifest"):
+    words = r"step_00000002 has no readable manifest \(it is not of this step, or incomplete\); it is passed over"
+    with pytest.warns(UserWarning, match=words):
         assert [found.step for found in store.all()] == [1]
 
 

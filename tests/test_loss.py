@@ -80,7 +80,7 @@ def test_labels_are_looked_at_beforehand_off_the_cpu_alone(monkeypatch):
     """There a bad label is an error that comes late and without a name; on a CPU looking twice would only take time."""
     calls = []
     monkeypatch.setattr(tinytrain.loss, "check_labels", lambda *call: calls.append(call))
-    logits, labels = torch.zeros(2, 5), torch.zeros(2, dtype=torch.long)
+    logits, labels = torch.zeros(1, 2, 5), torch.zeros(1, 2, dtype=torch.long)
     cross_entropy(logits, labels)
     assert not calls
     away = labels.to("meta")  # a device that is no CPU and that every machine has
