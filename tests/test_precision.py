@@ -225,6 +225,13 @@ def test_the_slowdown_is_that_of_the_format_asked_for():
         measured_slowdown(torch.bool, size=2)
 
 
+def test_the_slowdown_is_that_of_square_matrices(monkeypatch):
+    shapes, ones = [], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *shape, dtype: shapes.append(shape) or ones(*shape, dtype=dtype))
+    measured_slowdown(torch.bfloat16, size=2)
+    assert shapes == [(2, 2), (2, 2)]
+
+
 def test_the_slowdown_is_a_measured_ratio():
     assert 0.01 < measured_slowdown(torch.float32, size=64) < 100
     assert 0.01 < measured_slowdown(torch.bfloat16, size=64) < 10_000
