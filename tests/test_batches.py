@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tinytrain.batches import bucket, collate, count_positions, pack, padding_waste
+from tinytrain.batches import bucket, collate, count_positions, pack, padding_waste, pieces_of
 from tinytrain.seeds import generator_for
 
 
@@ -182,6 +182,11 @@ def test_the_largest_comes_first_and_goes_where_it_fits_best():
 
 def test_a_document_that_just_fills_a_row_is_whole_and_one_longer_is_split():
     assert [pack([list(range(n))], 6).statistics.split_documents for n in (7, 8)] == [0, 1]
+
+
+def test_pieces_hold_ids_as_wide_as_the_model_takes_them_and_padding_is_0_where_nobody_said_otherwise():
+    assert [piece.dtype for piece in pieces_of(torch.tensor([1, 2], dtype=torch.uint8), 4)] == [torch.int64]
+    assert pack([[1, 2]], 2).input_ids.tolist() == [[1, 0]]
 
 
 def test_a_long_document_is_cut_and_its_tail_kept():
