@@ -3,7 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tinytrain.batches import bucket, collate, count_positions, pack, padding_waste
+from tinytrain.batches import bucket, collate, count_positions, pack, padding_waste, pieces_of
 from tinytrain.seeds import generator_for
 
 
@@ -66,7 +66,7 @@ def test_tensors_and_another_ignore_index_are_taken():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: collate([], pad_id=0), "at least one document"),
+        (lambda: collate([], pad_id=0), "^collate needs at least one document$"),
         (
             lambda: collate([[1], [1, 2, 3, 4]], pad_id=0, length=2),
             "document 1 has 4 tokens; a row of length=2 holds 3",
@@ -100,6 +100,7 @@ def test_a_bucket_may_be_of_one_document_and_a_window_of_one_batch():
 def test_buckets_differ_between_seeds_and_are_drawn_for_this_purpose_alone():
     lengths = list(range(64))
     assert bucket(lengths, 8, seed=1) != bucket(lengths, 8, seed=2)
+    assert bucket(lengths, 8) == bucket(lengths, 8, seed=0, epoch=0)
     generator = generator_for("buckets", seed=1, epoch=3)
     shuffled = torch.randperm(20, generator=generator).tolist()
     order = torch.randperm(20, generator=generator).tolist()
@@ -132,6 +133,13 @@ def test_positions_are_counted_with_those_that_carry_no_token():
     packed = {"input_ids": ids, "doc_ids": torch.tensor([[0, 0, 1, -1], [0, 1, 2, 3]])}
     counts = count_positions([padded, packed, {"input_ids": ids}])
     assert [count.item() for count in counts] == [24, 3] and {count.dtype for count in counts} == {torch.int64}
+    for one, all_of_three in ((padded, 6), (packed, 3)):
+        assert [count.item() for count in count_positions([one] * 3)] == [24, all_of_three]
+
+
+def test_positions_are_counted_where_the_batches_are():
+    counts = count_positions([{"input_ids": torch.zeros(2, 4, device="meta")}])
+    assert [(count.device.type, count.shape) for count in counts] == [("meta", ())] * 2
 
 
 def test_batch_order_differs_between_epochs_and_does_not_follow_length():
@@ -174,6 +182,11 @@ def test_the_largest_comes_first_and_goes_where_it_fits_best():
 
 def test_a_document_that_just_fills_a_row_is_whole_and_one_longer_is_split():
     assert [pack([list(range(n))], 6).statistics.split_documents for n in (7, 8)] == [0, 1]
+
+
+def test_pieces_hold_ids_as_wide_as_the_model_takes_them_and_padding_is_0_where_nobody_said_otherwise():
+    assert [piece.dtype for piece in pieces_of(torch.tensor([1, 2], dtype=torch.uint8), 4)] == [torch.int64]
+    assert pack([[1, 2]], 2).input_ids.tolist() == [[1, 0]]
 
 
 def test_a_long_document_is_cut_and_its_tail_kept():

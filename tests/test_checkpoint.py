@@ -32,6 +32,11 @@ def test_the_newest_is_loaded_and_only_as_many_as_asked_are_kept(tmp_path):
     assert store.latest().step == 4 and same(store.load()[1], state_of(4))
 
 
+def test_a_folder_in_a_folder_is_made_and_two_are_kept_where_nobody_said_how_many(tmp_path):
+    filled(tmp_path / "runs" / "first", [1, 2, 3])
+    assert names(tmp_path / "runs" / "first") == ["step_00000002", "step_00000003"]
+
+
 def test_steps_are_ordered_as_numbers_also_beyond_eight_digits(tmp_path):
     store = filled(tmp_path, [99_999_999, 100_000_000], keep=2)
     assert [found.step for found in store.all()] == [99_999_999, 100_000_000]
@@ -59,10 +64,41 @@ def test_the_best_one_stays_whatever_else_is_saved_and_there_is_one(tmp_path):
     assert names(tmp_path) == ["best_00000005", "step_00000004"]
 
 
+def test_of_two_best_ones_that_a_kill_has_left_the_later_counts(tmp_path, monkeypatch):
+    store = Checkpointer(tmp_path)
+    monkeypatch.setattr(store, "_tidy", lambda newest: None)
+    for step in (1, 5, 9):
+        store.save(state_of(step), step=step, full=False, best=True)
+    assert store.best().step == 9
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_one_process_alone_writes_and_reads_what_several_would_share_out(tmp_path):
+    runs = tmp_path / "runs" / "first"
+    store = Checkpointer(runs, keep=1)
+    for step in (1, 2):
+        if step == 2:  # another run of this process number was killed while it wrote
+            (runs / f"unfinished_{os.getpid()}_step_00000002").mkdir()
+        folder = store.save(
+            {"note": "beside"}, step=step, eval_loss=2.5, shards={"model": {"w": torch.full((2,), float(step))}}
+        )
+    assert names(runs) == ["step_00000002"] and "shards" in names(folder)
+    checkpoint, state = store.load()
+    assert checkpoint.shards == folder / "shards" and checkpoint.manifest["eval_loss"] == 2.5
+    assert same(state, {"note": "beside", "model": {"w": torch.full((2,), 2.0)}}) and same(state, checkpoint.read())
+    assert store.load(shards=False)[1] == {"note": "beside"}
+    part = next(path for path in (folder / "shards").iterdir() if path.name.startswith("__0"))
+    damage_last_byte(part)
+    with pytest.raises(CheckpointError, match=f"{part.name} is damaged: its checksum is"):
+        checkpoint.read()
+    with pytest.raises(CheckpointError, match=r"shards\['w'\] is a builtins\.set"):
+        store.save({}, step=3, shards={"w": {1}})
+
+
 def test_no_checkpoint_is_an_error_that_says_where_it_looked_and_what_to_do(tmp_path):
     store = Checkpointer(tmp_path / "none")
     assert store.all() == [] and store.latest() is None
-    with pytest.raises(CheckpointError, match=r"none: no whole checkpoint to resume from\. Nothing was saved"):
+    with pytest.raises(CheckpointError, match=r"none: no whole checkpoint to resume from\. Nothing was saved here$"):
         store.load()
 
 
@@ -79,9 +115,10 @@ def test_unfinished_folders_are_not_seen_and_the_next_save_removes_them(tmp_path
     leftover = tmp_path / "unfinished_123_step_00000009"
     leftover.mkdir()
     (leftover / "state.pt").write_bytes(b"half")
+    (tmp_path / "unfinished_notes").write_text("a file, which nobody takes for a leftover")
     assert [found.step for found in store.all()] == [1] and store.load()[0].step == 1
     store.save(state_of(2), step=2)
-    assert names(tmp_path) == ["step_00000001", "step_00000002"]
+    assert names(tmp_path) == ["step_00000001", "step_00000002", "unfinished_notes"]
 
 
 def test_folders_of_other_names_are_neither_read_nor_removed(tmp_path):
@@ -152,6 +189,23 @@ def test_a_kill_while_an_old_one_is_removed_leaves_no_half_checkpoint(tmp_path, 
     assert names(tmp_path) == ["step_00000003"]
 
 
+def test_an_old_one_that_cannot_be_removed_now_is_in_nobodys_way_and_goes_with_the_next_save(tmp_path, monkeypatch):
+    store = filled(tmp_path, [1], keep=1)
+    rename = Path.rename
+
+    def held_open(path, target):
+        if path.name == "step_00000001":
+            raise PermissionError(13, "another program has it open")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", held_open)
+    store.save(state_of(2), step=2)
+    assert names(tmp_path) == ["step_00000001", "step_00000002"]
+    monkeypatch.undo()
+    store.save(state_of(3), step=3)
+    assert names(tmp_path) == ["step_00000003"]
+
+
 def test_the_one_just_saved_stays_though_damaged_ones_have_more_steps(tmp_path):
     """After going back behind damaged checkpoints, a count of the highest steps would remove the only good one."""
     store = filled(tmp_path, [100, 200, 300], keep=3)
@@ -183,7 +237,8 @@ def damage_all(path):
 def test_a_damaged_state_is_named_and_the_older_one_is_used(tmp_path, damage):
     store = filled(tmp_path, [1, 2])
     damage(tmp_path / "step_00000002" / "state.pt")
-    with pytest.warns(UserWarning, match=r"step_00000002.state\.pt .*\. Going back to the checkpoint before it"):
+    words = r"step_00000002.state\.pt .*\. Going back to the checkpoint before it$"
+    with pytest.warns(UserWarning, match=words):
         checkpoint, state = store.load()
     assert checkpoint.step == 1 and same(state, state_of(1))
 
@@ -192,7 +247,8 @@ def test_a_damaged_state_is_named_and_the_older_one_is_used(tmp_path, damage):
 def test_a_damaged_manifest_is_named_and_the_older_one_is_used(tmp_path, damage):
     store = filled(tmp_path, [1, 2])
     damage(tmp_path / "step_00000002" / "manifest.json")
-    with pytest.warns(UserWarning, match="step_00000002 has no readable manifest"):
+    words = r"step_00000002 has no readable manifest \(it is not of this step, or incomplete\); it is passed over"
+    with pytest.warns(UserWarning, match=words):
         assert store.load()[0].step == 1
     store.save(state_of(3), step=3)  # no warning at every save
 
@@ -203,7 +259,8 @@ def test_a_manifest_that_cannot_be_this_checkpoints_is_passed_over_before_anythi
     path = tmp_path / "step_00000002" / "manifest.json"
     manifest = json.loads(path.read_text("utf-8")) | change
     path.write_text(json.dumps({name: value for name, value in manifest.items() if value is not None}), "utf-8")
-    with pytest.warns(UserWarning, match="step_00000002 has no readable manifest"):
+    words = r"step_00000002 has no readable manifest \(it is not of this step, or incomplete\); it is passed over"
+    with pytest.warns(UserWarning, match=words):
         assert [found.step for found in store.all()] == [1]
 
 
@@ -211,9 +268,12 @@ def test_if_all_are_damaged_the_error_lists_what_was_tried(tmp_path):
     store = filled(tmp_path, [1, 2])
     for step in (1, 2):
         damage_half(tmp_path / f"step_{step:08d}" / "state.pt")
-    with pytest.warns(UserWarning), pytest.raises(CheckpointError, match="Tried and refused") as caught:
+    with pytest.warns(UserWarning) as warned, pytest.raises(CheckpointError) as caught:
         store.load()
-    assert "step_00000001" in str(caught.value) and "step_00000002" in str(caught.value)
+    tried = [str(warning.message).removesuffix(". Going back to the checkpoint before it") for warning in warned]
+    assert "step_00000002" in tried[0] and "step_00000001" in tried[1]
+    cure = "Copy one back, or start again in another folder"
+    assert str(caught.value).endswith(f"resume from. Tried and refused: {'; '.join(tried)} {cure}")
 
 
 def with_one_bit_flipped(path):
@@ -265,6 +325,34 @@ def test_code_in_a_file_with_a_valid_checksum_is_refused_and_does_not_run(tmp_pa
     with pytest.warns(UserWarning, match=r"step_00000002.state\.pt cannot be read: it holds more than tensors and pl"):
         assert store.load()[0].step == 1
     assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError("the file ends early\nand here is much advice"), "the file ends early"),
+        (EOFError(), "EOFError"),
+        (
+            pickle.UnpicklingError("weights_only=False would read it. GLOBAL builtins.exec was not allowed"),
+            "it holds more than tensors and plain values, builtins.exec, and may run code",
+        ),
+        (
+            pickle.UnpicklingError("weights_only=False would read it"),
+            "it holds more than tensors and plain values and may run code",
+        ),
+    ],
+)
+def test_why_a_state_was_not_read_is_told_in_one_line_and_without_advice_to_read_it_all_the_same(
+    tmp_path, monkeypatch, error, words
+):
+    def refused(*_args, **_options):
+        raise error
+
+    newest = filled(tmp_path, [1]).latest()
+    monkeypatch.setattr(tinytrain.checkpoint.torch, "load", refused)
+    with pytest.raises(CheckpointError) as caught:
+        newest.read()
+    assert str(caught.value) == f"{newest.folder / 'state.pt'} cannot be read: {words}"
 
 
 def test_merging_joins_what_is_nested_in_both_and_changes_neither():

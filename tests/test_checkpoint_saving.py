@@ -122,6 +122,13 @@ def test_the_systems_own_refusal_to_write_is_told_by_its_name(tmp_path):
     assert names(tmp_path) == ["step_00000001"]
 
 
+def test_a_file_where_the_folder_should_be_is_told_with_the_name_of_the_checkpoint(tmp_path):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"step_00000001 could not be written: .* before it are as they were$"):
+        Checkpointer(tmp_path / "run").save(state_of(1), step=1)
+    assert (tmp_path / "run").read_text() == "mine"
+
+
 def test_an_interrupt_in_the_middle_goes_through_and_leaves_nothing_behind(tmp_path, monkeypatch):
     store = filled(tmp_path, [1])
 
@@ -184,6 +191,15 @@ def test_a_failure_in_the_background_is_raised_by_the_next_save_or_by_close_once
         store.close()
     store.close()
     assert names(tmp_path) == []
+
+
+def test_the_memory_of_the_copy_is_kept_for_the_next_save(tmp_path):
+    state, where = state_of(1), []
+    with Checkpointer(tmp_path, background=True) as store:
+        for step in (1, 2):
+            store.save(state, step=step)
+            where.append([copied.data_ptr() for copied in store._snapshot.values()])
+    assert where[0] == where[1] != []
 
 
 def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):

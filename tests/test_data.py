@@ -97,6 +97,12 @@ def test_the_order_does_not_move_or_read_the_global_generator():
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_batches_come_in_the_order_of_their_seed_and_their_epoch():
+    batches = RowBatches(rows=rows_of_range(101, 10), batch_size=10, seed=3)
+    for epoch in (0, 1):
+        assert batches.rows_of(epoch) == row_order(10, seed=3, epoch=epoch).tolist()
+
+
 def test_any_batch_can_be_asked_for_at_any_time():
     batches = RowBatches(rows=rows_of_range(101, 10), batch_size=4, seed=3)
     forwards = [batches.rows_of(n) for n in range(9)]
@@ -212,6 +218,7 @@ def test_without_micro_batches_a_share_is_in_one_piece():
 def test_the_number_of_micro_batches_says_what_would_fit():
     assert micro_batches_per_step(batch_size=6, micro_batch_size=3) == 2
     assert micro_batches_per_step(batch_size=1, micro_batch_size=1, processes=1) == 1
+    assert list(range(micro_batches_per_step(batch_size=6, micro_batch_size=3))) == [0, 1]  # a whole number
     with pytest.raises(ValueError, match=r"processes=3 \(12 rows at once\): choose 60 or 72$"):
         micro_batches_per_step(batch_size=64, micro_batch_size=4, processes=3)
     with pytest.raises(ValueError, match=r"choose 8$"):

@@ -62,6 +62,11 @@ def test_the_first_move_is_the_learning_rate():
     assert before - layer.weight.item() == pytest.approx(0.01, abs=1e-6)
 
 
+def test_without_a_word_the_settings_are_those_common_for_language_models():
+    group = build_adamw(nn.Linear(1, 1), lr=0.01).param_groups[0]
+    assert (group["weight_decay"], group["betas"], group["eps"]) == (0.1, (0.9, 0.95), 1e-8)
+
+
 def test_eps_is_added_to_the_root_of_the_second_moment():
     layer = nn.Linear(1, 1, bias=False)
     before = layer.weight.item()

@@ -159,6 +159,13 @@ def test_only_fp16_has_a_scaler(model):
         assert bool(precision.state_dict()) == has
 
 
+def test_without_a_word_the_scale_starts_at_two_to_the_sixteen_and_doubles_after_two_thousand_good_steps(model):
+    precision = Precision("fp16")
+    precision.prepare(model, CPU)
+    state = precision.state_dict()
+    assert (state["scale"], state["growth_interval"]) == (65536.0, 2000)
+
+
 def test_a_scale_may_start_at_its_floor():
     assert Precision("fp16", init_scale=1.0, min_scale=1.0).min_scale == 1.0
 
@@ -216,6 +223,13 @@ def test_the_slowdown_is_the_ratio_of_the_shortest_laps(monkeypatch):
 def test_the_slowdown_is_that_of_the_format_asked_for():
     with pytest.raises(RuntimeError, match="Bool"):  # of which torch multiplies no matrices
         measured_slowdown(torch.bool, size=2)
+
+
+def test_the_slowdown_is_that_of_square_matrices(monkeypatch):
+    shapes, ones = [], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *shape, dtype: shapes.append(shape) or ones(*shape, dtype=dtype))
+    measured_slowdown(torch.bfloat16, size=2)
+    assert shapes == [(2, 2), (2, 2)]
 
 
 def test_the_slowdown_is_a_measured_ratio():
