@@ -47,7 +47,7 @@ def one_update(
         (part / max(targets, 1)).backward()
         loss += part.item() / max(targets, 1)
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
-    skipped = targets == 0 or not (math.isfinite(loss) and math.isfinite(norm))
+    skipped = targets == 0 or not torch.tensor([loss, norm]).isfinite().all()
     if not skipped:
         for group in optimizer.param_groups:
             group["lr"] = lr
