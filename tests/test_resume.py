@@ -234,6 +234,21 @@ def test_with_missing_ok_one_script_starts_a_run_and_goes_on_with_it(data, tmp_p
         start().resume(missing_ok=True)
 
 
+@pytest.mark.parametrize(("background", "longest"), [(False, 2), (True, 4)])
+def test_with_missing_ok_a_log_too_long_to_be_this_runs_is_refused_and_kept(data, tmp_path, background, longest):
+    config = TrainConfig(
+        total_steps=9, max_lr=1e-3, out=str(tmp_path), checkpoint_every=2, save_in_background=background
+    )
+    log = tmp_path / "log.jsonl"
+    lines = [f'{{"batch": {n}, "step": {n}, "loss": 5.0}}\n' for n in range(1, longest + 2)]
+    log.write_text("".join(lines[:longest]), "utf-8")
+    assert Trainer(GPT(PRESETS["nano"]), data, config).resume(missing_ok=True) is None
+    log.write_text("".join(lines), "utf-8")
+    with pytest.raises(CheckpointError, match=rf"has {longest + 1} updates and .* saves every 2: it is the log"):
+        Trainer(GPT(PRESETS["nano"]), data, config).resume(missing_ok=True)
+    assert log.read_text("utf-8") == "".join(lines)
+
+
 def test_a_new_run_is_not_mixed_into_the_checkpoints_of_an_earlier_one(data, saved):
     (saved / "log.jsonl").unlink()
     with pytest.raises(CheckpointError, match="holds checkpoints of an earlier run, the newest of update 4"):

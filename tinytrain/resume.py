@@ -2,16 +2,19 @@
 
 from collections.abc import Collection
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError, merged
+from tinytrain.config import TrainConfig
 from tinytrain.distributed.group import gathered, on_first
 from tinytrain.distributed.wrap import is_sharded
 from tinytrain.generators import all_states, keep_generators, part_from_process, restore_all
 from tinytrain.optimizer import check_optimizer_state, load_optimizer_state, optimizer_state
+from tinytrain.runlog import RunLog, read_run
 from tinytrain.weights import check_model_state, load_model_state, tied_names, unwrap, with_ties
 
 if TYPE_CHECKING:
@@ -58,6 +61,26 @@ def shards_of(trainer: "Trainer", *, full: bool) -> dict[str, Any] | None:
     tensors = tensors_of(trainer, full=full)
     again = tied_names(tensors["model"])
     return tensors | {"model": {name: value for name, value in tensors["model"].items() if name not in again}}
+
+
+def nothing_saved(config: TrainConfig, store: Checkpointer) -> bool:
+    """True if no checkpoint was ever saved for this run, so that it may begin.
+
+    Raises ``CheckpointError`` for a log that goes further than a run can get before its first checkpoint: it is that
+    of another run, and would be lost. While one is written in the background a run gets as far as the next.
+    """
+    assert config.out is not None
+    if not store.is_empty():
+        return False
+    if (Path(config.out) / RunLog.FILE).exists():
+        updates = max((record["step"] for record in read_run(config.out)), default=0)
+        every = min(n for n in (config.checkpoint_every, config.weights_every) if n is not None)
+        if updates > (2 * every if config.save_in_background else every):
+            raise CheckpointError(
+                f"{Path(config.out) / RunLog.FILE} has {updates} updates and no checkpoint beside it, though this run "
+                f"saves every {every}: it is the log of another run. Choose another folder, or move it away"
+            )
+    return True
 
 
 def read_newest(trainer: "Trainer", store: Checkpointer) -> tuple[Checkpoint, dict[str, Any]]:

@@ -30,7 +30,7 @@ from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
 from tinytrain.precision import Precision, check_float32
 from tinytrain.record import record_of
-from tinytrain.resume import generators_of, read_newest, restore, settings_of, shards_of, state_of
+from tinytrain.resume import generators_of, nothing_saved, read_newest, restore, settings_of, shards_of, state_of
 from tinytrain.runlog import RunLog
 from tinytrain.step import Evaluation, StepReport, check_micro_batches, evaluate, train_step
 from tinytrain.weights import unwrap
@@ -253,14 +253,15 @@ class Trainer:
         Weights, moments, counters, loss scale and all random generators become those of the checkpoint, so the run
         continues as if it had never stopped. Lines of the log after the checkpoint are dropped, for they are made
         again. With ``missing_ok`` the same script starts a run and goes on with it: where none has ever been saved,
-        the run begins, and the answer is None.
+        the run begins, and the answer is None; a log of a run that was killed before its first checkpoint is begun
+        anew, and one that is too long for that is refused.
 
         Raises ``CheckpointError``, with nothing changed, if there is no whole checkpoint, or if it belongs to another
         model or to a run whose settings differ in what changes the curve; ``override`` names settings that may differ.
         """
         if self._store is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
-        if missing_ok and self._store.is_empty():
+        if missing_ok and self._together(partial(nothing_saved, self.config, self._store)):
             self._from_nothing = True
             return None
         checkpoint, state = read_newest(self, self._store)
