@@ -194,3 +194,14 @@ def test_a_batch_can_be_fitted_on_the_cpu_before_it_leaves():
     assert set(fitted(Plain(), batch)) == {"input_ids", "labels", "position_ids"}
     moved = {name: tensor.to("meta") for name, tensor in fitted(Plain(), batch).items()}
     assert forward_logits(Plain(), moved) is LOGITS  # off the CPU nothing has to be looked at any more
+
+
+def test_an_index_error_of_a_model_is_told_with_its_ids_also_where_there_are_none():
+    class Fails(nn.Module):
+        def forward(self, input_ids):
+            raise IndexError("index out of range")
+
+    for ids, told in ((torch.tensor([[3, 9]]), "from 3 to 9, 2 in"), (torch.empty(0, 4).long(), "are none, 4")):
+        with pytest.raises(IndexError, match="index out of range") as caught:
+            forward_logits(Fails(), {"input_ids": ids})
+        assert told in caught.value.__notes__[0]

@@ -36,7 +36,8 @@ def fitted_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         return logits_of(model(batch["input_ids"], **extras))
     except IndexError as error:
         ids = batch["input_ids"]
-        error.add_note(f"The ids of this batch go from {int(ids.min())} to {int(ids.max())}, {ids.shape[-1]} in a row.")
+        span = f"go from {int(ids.min())} to {int(ids.max())}" if ids.numel() else "are none"
+        error.add_note(f"The ids of this batch {span}, {ids.shape[-1]} in a row.")
         error.add_note("Has a table of the model fewer rows than the vocabulary has tokens, or a row positions?")
         raise
 
