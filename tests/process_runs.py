@@ -13,6 +13,7 @@ from tinytrain.train import TrainConfig, Trainer
 from tinytrain.weights import unwrap
 
 CONFIG = TrainConfig(total_steps=12, max_lr=3e-3, warmup_steps=4, eval_every=5)
+NO_EVALUATION = replace(CONFIG, eval_every=None)
 
 
 def some_rows(n=1009, seed=0):

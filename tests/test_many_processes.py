@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from process_runs import (
     CONFIG,
+    NO_EVALUATION,
     all_alike,
     curve,
     flat,
@@ -59,7 +60,7 @@ def train_shared_out(rank, precision, recompute):
     model = shard(nano(dropout=0.1), precision=precision, recompute=recompute)
     model.blocks[0].register_forward_hook(lambda _m, inputs, _out: kinds.append(inputs[0].dtype))
     losses = []
-    Trainer(model, some_data(), CONFIG, [lambda record: losses.append(record["loss"])]).fit()
+    Trainer(model, some_data(), NO_EVALUATION, [lambda record: losses.append(record["loss"])]).fit()
     return losses, {p.dtype for p in model.parameters()}, kinds[-1]
 
 
@@ -82,7 +83,7 @@ def train_and_count_sums(rank):
 
     dist.all_reduce = counted
     model = nano()
-    trainer = Trainer(model, some_data(), replace(CONFIG, eval_every=None))
+    trainer = Trainer(model, some_data(), NO_EVALUATION)
     trainer.optimizer.register_step_post_hook(lambda *_: seen.append(len(sums)))
     trainer.fit()
     return [after - before for before, after in pairwise(seen)]
@@ -209,7 +210,7 @@ def first_masks(rank):
             return super()._embed(input_ids)
 
     torch.manual_seed(0)
-    Trainer(Watched(PRESETS["nano"]), some_data(), replace(CONFIG, total_steps=1, warmup_steps=0)).fit()
+    Trainer(Watched(PRESETS["nano"]), some_data(), replace(NO_EVALUATION, total_steps=1, warmup_steps=0)).fit()
     return seen[0]
 
 
@@ -221,7 +222,7 @@ def test_dropout_differs_from_process_to_process_and_process_0_draws_as_one_proc
 
 
 def different_runs(rank):
-    return Trainer(nano(), some_data(seed=rank), CONFIG).fit()
+    return Trainer(nano(), some_data(seed=rank), NO_EVALUATION).fit()
 
 
 def test_processes_that_were_given_different_data_are_refused():

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from process_runs import CONFIG, curve, largest_difference, nano, some_data, train
+from process_runs import NO_EVALUATION, curve, largest_difference, nano, some_data, train
 
 from tinytrain.checkpoint import Checkpointer, CheckpointError
 from tinytrain.distributed import LaunchError, launch, replicate, shard
@@ -81,8 +81,8 @@ def save_that_fails(rank, folder):
         def _finish(self, *arguments):
             raise AssertionError("process 1 writes nothing")
 
-    trainer = Trainer(nano(), some_data(), replace(CONFIG, out=folder, checkpoint_every=3))
-    trainer._store.__class__ = FullDisk if rank == 0 else NotMine
+    trainer = Trainer(nano(), some_data(), replace(NO_EVALUATION, out=folder, checkpoint_every=3))
+    trainer._saver.store.__class__ = FullDisk if rank == 0 else NotMine
     try:
         trainer.fit()
     except CheckpointError as error:
@@ -100,11 +100,11 @@ def resume_elsewhere(rank, folder, other):
     """Process 1 sees another disk."""
     trainer = Trainer(nano(), some_data(), stored(folder))
     if rank == 1:
-        trainer._store.folder = Path(other)
+        trainer._saver.store.folder = Path(other)
     on_disk = sorted(Path(folder, "checkpoints").glob("step_*"))[-1]
-    original = type(trainer._store).load
+    original = type(trainer._saver.store).load
     if rank == 0:
-        trainer._store.load = lambda **options: move_away(original(trainer._store, **options), on_disk)
+        trainer._saver.store.load = lambda **options: move_away(original(trainer._saver.store, **options), on_disk)
     trainer.resume()
 
 
@@ -149,7 +149,7 @@ def train_with_sgd(rank, folder, resume, stop_at=None):
         losses.append(record["loss"])
         return record["batch"] != stop_at
 
-    config = replace(CONFIG, max_lr=0.1, out=folder, checkpoint_every=4)
+    config = replace(NO_EVALUATION, max_lr=0.1, out=folder, checkpoint_every=4)
     trainer = Trainer(model, some_data(), config, [look], optimizer=optimizer)
     if resume:
         trainer.resume()
@@ -164,7 +164,7 @@ def test_a_sharded_run_whose_optimizer_remembers_nothing_goes_on(tmp_path):
 
 
 def saved_in_the_background(rank, folder):
-    config = replace(CONFIG, out=folder, checkpoint_every=4, save_in_background=True)
+    config = replace(NO_EVALUATION, out=folder, checkpoint_every=4, save_in_background=True)
     Trainer(nano(), some_data(), config).fit()
     return sorted(path.name for path in Path(folder, "checkpoints").iterdir())
 

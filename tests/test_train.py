@@ -205,7 +205,8 @@ def test_drawing_validation_batches_at_random_leaves_the_run_as_it_is(data, rows
         torch.manual_seed(0)
         model = GPT(replace(PRESETS["nano"], dropout=0.2))
         records = []
-        Trainer(model, data, replace(CONFIG, eval_every=1), [records.append], validation=validation).fit()
+        config = replace(CONFIG, eval_every=None if validation is None else 1)
+        Trainer(model, data, config, [records.append], validation=validation).fit()
         losses.append([r["loss"] for r in records])
     assert losses[0] == losses[1]
 
@@ -285,3 +286,8 @@ def test_speed_and_waiting_are_measured_from_batch_to_batch(model, data):
 def test_a_function_that_gives_no_batch_to_validate_on_is_refused(model, data):
     with pytest.raises(ValueError, match="validation gave no batch"):
         Trainer(model, data, CONFIG, validation=lambda: iter(())).fit()
+
+
+def test_evaluations_without_anything_to_evaluate_on_are_refused(model, data):
+    with pytest.raises(ValueError, match=r"eval_every=7 asks for evaluations.*validation=\[\.\.\.\]"):
+        Trainer(model, data, replace(CONFIG, eval_every=7)).fit()

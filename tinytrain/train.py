@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,22 +16,23 @@ import torch
 from torch import nn
 
 from tinytrain.batches import Batch
-from tinytrain.bits import bits_per_byte
 from tinytrain.checkpoint import Checkpoint, Checkpointer, CheckpointError
 from tinytrain.config import TrainConfig
-from tinytrain.data import share_of, without_targets
+from tinytrain.data import share_of
 from tinytrain.device import device_of
 from tinytrain.distributed.group import gathered, on_first, rank, total, world_size
-from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, same_buffers, sharers
+from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, sharers
 from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
 from tinytrain.optimizer import build_adamw
 from tinytrain.precision import Precision, check_float32
 from tinytrain.record import record_of
-from tinytrain.resume import generators_of, nothing_saved, read_newest, restore, settings_of, shards_of, state_of
+from tinytrain.resume import generators_of, nothing_saved, read_newest, restore, settings_of
 from tinytrain.runlog import RunLog
+from tinytrain.saving import Saver
 from tinytrain.step import Evaluation, StepReport, check_micro_batches, evaluate, train_step
+from tinytrain.validation import try_validation, validate
 from tinytrain.weights import unwrap
 
 __all__ = [
@@ -134,24 +134,21 @@ class Trainer:
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0
         self._log: RunLog | None = None
         self.best_loss = math.inf
-        self._saved_batch = 0
-        self._being_saved: tuple[int, bool] | None = None
-        """step, and whether full, of the checkpoint that is written in the background"""
         self._from_nothing = False
         """resumed where nothing had been saved: lines of the log are of a run that was killed before it could save"""
         self._generators: dict[str, Any] | None = None
         self._fingerprint: dict[str, Any] | None = None
-        self._store: Checkpointer | None = None
+        self._saver: Saver | None = None
         if config.out is not None and (config.checkpoint_every or config.weights_every):
-            self._store = Checkpointer(
-                Path(config.out) / CHECKPOINTS, keep=config.keep, background=config.save_in_background
-            )
+            folder = Path(config.out) / CHECKPOINTS
+            self._saver = Saver(self, Checkpointer(folder, keep=config.keep, background=config.save_in_background))
 
     def fit(self) -> FitReport:
         """Train until ``total_steps`` updates are done, a callback says False, or an interrupt comes."""
-        self._together(self._refuse_a_folder_of_another_run)
+        if self._saver is not None:
+            on_first(self._saver.refuse_another_run)
         self._refuse_unlike_processes()
-        self._try_validation()
+        try_validation(self)
         if not self.model.training:
             self.model.train()
         if self._generators is not None:  # once more, for whatever was drawn since resume
@@ -160,17 +157,13 @@ class Trainer:
         elif self.batch == 0:
             part_from_process(self.rank)  # a copy of the model with dropout of its own
         with ExitStack() as stack:
-            self._together(lambda: self._open_log(stack))
-            if self._store is not None:
-                stack.enter_context(self._store)
+            on_first(lambda: self._open_log(stack))
+            if self._saver is not None:
+                stack.enter_context(self._saver.store)
             report = self._loop(stack.enter_context(deferred_interrupt()))
-            if self._store is not None and self.config.checkpoint_every and self._saved_batch != self.batch:
-                self._save(full=True)
-            if self._store is not None:
-                last, self._being_saved = self._being_saved, None
-                self._together(self._store.wait)  # for what is still written in the background
-                self._tell_of_saved(last)
-        for callback in self._callbacks_here():
+            if self._saver is not None:
+                self._saver.finish()
+        for callback in self.callbacks_here():
             if hasattr(callback, "fit_ended"):
                 callback.fit_ended(report)
         return report
@@ -179,16 +172,13 @@ class Trainer:
         record: dict[str, Any] = {}
         while self.step < self.config.total_steps:
             record = self._one_batch()
-            refused = any([callback(record) is False for callback in self._callbacks_here()])
-            self._save_if_due(record)  # behind the callbacks: what they drew belongs to the state
+            refused = any([callback(record) is False for callback in self.callbacks_here()])
+            if self._saver is not None:
+                self._saver.save_if_due(record)  # behind the callbacks: what they drew belongs to the state
             refused, interrupted = self._sums([refused, interrupt.requested])
             if self.step < self.config.total_steps and (refused or interrupted):
                 return FitReport(self.step, "interrupt" if interrupted else "callback", record)
         return FitReport(self.step, None, record)
-
-    def _together(self, function: Callable[[], Any]) -> Any:
-        """Do in process 0 what one of them does for all; the others wait, and fail if it fails."""
-        return on_first(function) if self.processes > 1 else function()
 
     def _sums(self, numbers: Sequence[float]) -> list[float]:
         """Each number summed over the processes."""
@@ -196,13 +186,19 @@ class Trainer:
             return list(numbers)
         return total(torch.tensor(numbers, dtype=torch.float64, device=device_of(self.model))).tolist()
 
-    def _callbacks_here(self) -> tuple[Callback, ...]:
+    def callbacks_here(self) -> tuple[Callback, ...]:
+        """The callbacks, in the one process that calls them."""
         return self.callbacks if self.rank == 0 or self.processes == 1 else ()
 
     def _open_log(self, stack: ExitStack) -> None:
         if self.config.out is not None:
             mine = self._log is not None or self.batch > 0 or self._from_nothing
             self._log = stack.enter_context(RunLog(self.config.out, after=self.batch if mine else None))
+
+    def sync_log(self) -> None:
+        """No power cut takes the lines away that the log has now."""
+        if self._log is not None:
+            self._log.sync()
 
     def _refuse_unlike_processes(self) -> None:
         """Before the first exchange: together they would train something that none of them was asked for."""
@@ -238,9 +234,7 @@ class Trainer:
             record["where"] = self._where_it_broke(micro_batches, draws, report.scale)
         try:
             if self._evaluation_is_due(report):
-                record["eval_loss"] = self._evaluate()
-                if self.bytes_per_token is not None:
-                    record["eval_bits_per_byte"] = bits_per_byte(record["eval_loss"], self.bytes_per_token)
+                record |= validate(self)
         finally:  # the update was made, whatever becomes of its evaluation
             if self._log is not None:
                 self._log.write(record)
@@ -259,69 +253,15 @@ class Trainer:
         Raises ``CheckpointError``, with nothing changed, if there is no whole checkpoint, or if it belongs to another
         model or to a run whose settings differ in what changes the curve; ``override`` names settings that may differ.
         """
-        if self._store is None:
+        if self._saver is None:
             raise CheckpointError("there is nothing to resume: set TrainConfig.out and TrainConfig.checkpoint_every")
-        if missing_ok and self._together(partial(nothing_saved, self.config, self._store)):
+        if missing_ok and on_first(partial(nothing_saved, self.config, self._saver.store)):
             self._from_nothing = True
             return None
-        checkpoint, state = read_newest(self, self._store)
+        checkpoint, state = read_newest(self, self._saver.store)
         restore(self, checkpoint, state, override)
-        self._saved_batch, self._generators = self.batch, generators_of(self.rank, state)
+        self._saver.saved_batch, self._generators = self.batch, generators_of(self.rank, state)
         return checkpoint
-
-    def _refuse_a_folder_of_another_run(self) -> None:
-        if self.batch == 0 and self._store is not None and (earlier := self._store.all()):
-            raise CheckpointError(
-                f"{self._store.folder} holds checkpoints of an earlier run, the newest of update {earlier[-1].step}. "
-                f"Resume that run, choose another folder, or move them away"
-            )
-
-    def _save_if_due(self, record: dict[str, Any]) -> None:
-        if self._store is None or record["skipped"]:
-            return
-        full, weights = self.config.checkpoint_every, self.config.weights_every
-        if record.get("eval_loss", math.nan) < self.best_loss:  # NaN is less than nothing
-            self.best_loss = record["eval_loss"]
-            self._save(full=False, best=True)
-        if full is not None and self.step % full == 0:
-            self._save(full=True)
-        elif weights is not None and self.step % weights == 0:
-            self._save(full=False)
-
-    def _save(self, *, full: bool, best: bool = False) -> None:
-        assert self._store is not None
-        state = state_of(self, full=full)  # in all processes: each has generators of its own
-        shards = shards_of(self, full=full)
-        if full and self._log is not None:
-            self._log.sync()  # first, so that no checkpoint is ahead of the log
-        epoch, place = self.data.place(self.batch) if hasattr(self.data, "place") else (None, None)
-        facts = {
-            "batch": self.batch,
-            "epoch": epoch,
-            "batch_in_epoch": place,
-            "eval_loss": self.best_loss if best else None,
-            "settings": settings_of(self),
-        }
-        save = partial(self._store.save, state, step=self.step, full=full, best=best, shards=shards, **facts)
-        before, self._being_saved = self._being_saved, None  # if this raises, nobody is told of either
-        if shards is not None:
-            save()
-        else:
-            self._together(lambda: str(save()))
-        if full:
-            self._saved_batch = self.batch
-        self._tell_of_saved(before)  # a save waits for the one before it
-        if self._store.background and shards is None:
-            self._being_saved = (self.step, full)
-        else:
-            self._tell_of_saved((self.step, full))
-
-    def _tell_of_saved(self, checkpoint: tuple[int, bool] | None) -> None:
-        """Tell the callbacks of a checkpoint that is whole and in its place."""
-        if checkpoint is not None:
-            for callback in self._callbacks_here():
-                if hasattr(callback, "checkpoint_saved"):
-                    callback.checkpoint_saved(*checkpoint)
 
     def _micro_batches(self) -> Sequence[Batch]:
         try:
@@ -360,38 +300,6 @@ class Trainer:
             return False
         every = self.config.eval_every
         return self.step == self.config.total_steps or (every is not None and self.step % every == 0)
-
-    def _evaluate(self) -> float:
-        if self.processes > 1:
-            same_buffers(self.model)
-        with keep_generators():  # a function that gives the batches may draw some at random
-            return evaluate(self.model, self._validation_batches(), precision=self.precision).loss
-
-    def _validation_batches(self) -> Iterator[Batch]:
-        """This process's batches: every ``processes``-th, the last round filled up with ones that do not count."""
-        batches, n = iter(self.validation() if callable(self.validation) else self.validation or ()), 0
-        while together := list(islice(batches, self.processes)):
-            n += len(together)
-            if self.rank < len(together) or self.processes == 1:
-                yield together[self.rank if self.processes > 1 else 0]
-            else:
-                yield without_targets(together[0])
-        if n == 0:
-            raise ValueError("validation gave no batch: it must give at least one at each call")
-
-    def _try_validation(self) -> None:
-        """Evaluate the first batch before the first update: what cannot work is found now and not at the end.
-
-        A function is not called, for it may give other batches at each call.
-        """
-        if self.validation is None or callable(self.validation) or self.batch > 0:
-            return
-        with keep_generators():
-            first = next(iter(self.validation), None)
-            if first is None:
-                raise ValueError("validation holds no batch: give at least one, or None for no evaluation")
-            check_micro_batches([first])
-            evaluate(self.model, [first], precision=self.precision)
 
     def _give_up_if_stuck(self, report: StepReport, where: str) -> None:
         if self.skipped_in_a_row >= self.config.max_skipped_in_a_row:

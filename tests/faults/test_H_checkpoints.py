@@ -200,7 +200,9 @@ def test_H10_the_best_weights_are_those_of_their_moment_and_nan_is_never_best(tm
     assert min(math.nan, math.inf) is not min(math.inf, math.nan), "what is least depends on the order"
 
     losses = iter([math.nan, 3.0, 2.0, math.nan, 2.5])
-    monkeypatch.setattr("tinytrain.train.evaluate", lambda *_, **__: type("Evaluation", (), {"loss": next(losses)}))
+    monkeypatch.setattr(
+        "tinytrain.validation.evaluate", lambda *_, **__: type("Evaluation", (), {"loss": next(losses)})
+    )
     config = TrainConfig(
         total_steps=5, max_lr=1.0, out=tmp_path, checkpoint_every=5, eval_every=1, max_grad_norm=math.inf
     )

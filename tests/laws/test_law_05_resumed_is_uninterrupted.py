@@ -23,6 +23,7 @@ from interrupted_run import BATCHES, SKIPPED, fit, lines_of, trainer_in
 
 import tinytrain.precision
 import tinytrain.resume
+import tinytrain.saving
 import tinytrain.train
 from tinytrain.checkpoint import Checkpointer
 from tinytrain.data import TokenRows
@@ -218,7 +219,7 @@ def without_step(monkeypatch):
 def without_batch(monkeypatch):
     """The data begin again: the log is refused, for two lines of one batch cannot stand in it."""
     monkeypatch.setattr(tinytrain.resume, "COUNTERS", tuple(set(tinytrain.resume.COUNTERS) - {"batch"}))
-    monkeypatch.setattr(tinytrain.train.Trainer, "_refuse_a_folder_of_another_run", lambda self: None)
+    monkeypatch.setattr(tinytrain.saving.Saver, "refuse_another_run", lambda self: None)
 
 
 @pytest.mark.parametrize(
