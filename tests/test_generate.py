@@ -110,3 +110,36 @@ def test_ids_that_the_tokenizer_lacks_are_never_drawn(model):
             return max(ids.tolist())
 
     assert sample(model, Fewer(), "a", 600, **hot) <= 249
+
+
+class Other:
+    """A tokenizer of somebody else's."""
+
+    vocab_size = 256
+
+    def __init__(self, gives):
+        self.gives = gives
+
+    def encode(self, text):
+        return self.gives
+
+    def decode(self, ids):
+        return f"{len(ids)} ids"
+
+
+def test_a_tokenizer_of_others_may_give_a_list(model):
+    assert sample(model, Other([1, 2, 3]), "abc", 4) == "7 ids"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "words"),
+    [
+        (Other(SimpleNamespace(ids=[1, 2])), "tokenizer is a Other, which gives a SimpleNamespace for a text"),
+        (Other({"input_ids": [1]}), "gives a dict for a text"),
+        (Other(torch.zeros(1, 3).long()), "gives a Tensor for a text: .* as a list or a tensor \\[T\\], decode"),
+        (str.split, "which has no encode and no decode and no vocab_size: sample needs"),
+    ],
+)
+def test_one_that_gives_something_else_is_refused_with_what_is_needed(model, tokenizer, words):
+    with pytest.raises(TypeError, match=words):
+        sample(model, tokenizer, "abc", 4)

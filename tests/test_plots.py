@@ -134,3 +134,10 @@ def test_paths_lie_over_contours_with_start_and_end_marked(ax):
 def test_a_logarithmic_axis_over_many_powers_of_ten_has_no_small_ticks(ax, top, few):
     plot_curves(ax, {"one": ([1, top], [1.0, 2.0])}, title="", x="", y="", log_x=True)
     assert (len(ax.xaxis.get_minorticklocs()) == 0) is few
+
+
+def test_up_to_eight_lines_have_a_colour_and_a_dash_of_their_own(ax):
+    plot_curves(ax, {str(n): ([0, 1], [n, n]) for n in range(8)}, title="", x="", y="")
+    lines = ax.lines[:8]
+    assert len({line.get_color() for line in lines}) == 8
+    assert len({str(line._unscaled_dash_pattern) for line in lines}) == 7  # the first two are solid, blue and orange

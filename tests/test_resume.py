@@ -1,7 +1,7 @@
 import copy
 import json
 import random
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
 
 import numpy as np
 import pytest
@@ -355,3 +355,21 @@ def test_a_checkpoints_manifest_says_in_words_where_it_was_made(data, tmp_path):
     assert (manifest["step"], manifest["batch"]) == (9, 9)
     assert (manifest["epoch"], manifest["batch_in_epoch"]) == divmod(9, data.batches_per_epoch) == (1, 1)
     assert manifest["settings"]["max_lr"] == CONFIG.max_lr
+
+
+def with_many_settings(moved):
+    """A model whose config has 30 fields of its own, as those of others have."""
+    parts = [(f"part_{n:02}", int, n + moved) for n in range(30)]
+    model = nano()
+    model.config = make_dataclass("Config", parts, bases=(type(model.config),), frozen=True)(**vars(model.config))
+    return model
+
+
+def test_of_another_model_the_error_lists_the_first_few_settings(data, tmp_path):
+    Trainer(with_many_settings(0), data, with_checkpoints(tmp_path), [lambda record: record["step"] != 4]).fit()
+    with pytest.raises(CheckpointError) as caught:
+        Trainer(with_many_settings(1), data, with_checkpoints(tmp_path, max_lr=2e-3)).resume()
+    told = str(caught.value).splitlines()[1:]
+    assert told[0] == "  max_lr: 0.001 in the checkpoint, 0.002 now"
+    assert told[1:9] == [f"  model.part_{n:02}: {n} in the checkpoint, {n + 1} now" for n in range(8)]
+    assert told[9] == "  22 more of the model's config: it is another model" and len(told) == 11

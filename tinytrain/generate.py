@@ -78,15 +78,35 @@ def sample(
     temperature: float = 0.8,
     seed: int = 0,
 ) -> str:
-    """The prompt and its continuation, as text. The same seed gives the same text."""
+    """The prompt and its continuation, as text. The same seed gives the same text.
+
+    ``tokenizer`` has ``encode``, which gives ids ``[T]`` as a tensor or a list, ``decode``, which takes them back, and
+    ``vocab_size``. Raises ``TypeError`` for one that has not.
+    """
     if not prompt:
         raise ValueError("prompt is empty: give at least one character to continue")
     ids = generate(
         model,
-        tokenizer.encode(prompt)[None],
+        _ids_of(tokenizer, prompt)[None],
         max_new_tokens,
         temperature=temperature,
         seed=seed,
         vocab_size=tokenizer.vocab_size,
     )
     return tokenizer.decode(ids[0].cpu())
+
+
+def _ids_of(tokenizer: Codec, prompt: str) -> Tensor:
+    if missing := [name for name in ("encode", "decode", "vocab_size") if not hasattr(tokenizer, name)]:
+        gives = f"has no {' and no '.join(missing)}"
+    else:
+        ids = tokenizer.encode(prompt)
+        if isinstance(ids, Tensor) and ids.dim() == 1:
+            return ids
+        if isinstance(ids, list) and all(isinstance(number, int) for number in ids):
+            return torch.tensor(ids)
+        gives = f"gives a {type(ids).__name__} for a text"
+    raise TypeError(
+        f"tokenizer is a {type(tokenizer).__name__}, which {gives}: sample needs encode, which gives ids as a list or "
+        f"a tensor [T], decode, which takes them back, and vocab_size. Put yours into a small class that has the three"
+    )

@@ -1,6 +1,6 @@
 """What a run is made of when it is put away, and how it goes on as if it had never stopped."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ COUNTERS = ("step", "batch", "tokens_seen", "skipped_steps", "skipped_in_a_row")
 NOT_OF_THE_CURVE = {
     "out", "eval_every", "max_skipped_in_a_row", "checkpoint_every", "weights_every", "keep", "save_in_background"
 }  # fmt: skip
+FEW = 8
+"""settings of the model that an error lists, where another model differs in many"""
 
 
 def state_of(trainer: "Trainer", *, full: bool) -> dict[str, Any]:
@@ -183,11 +185,22 @@ def _require_same_run(
         raise CheckpointError(f"override names {', '.join(unknown)}; settings are {', '.join(here)}")
     differ = [name for name in sorted(set(here) | set(saved)) if here.get(name) != saved.get(name)]
     if wrong := [name for name in differ if name not in override]:
-        lines = "\n  ".join(f"{name}: {saved.get(name)!r} in the checkpoint, {here.get(name)!r} now" for name in wrong)
+        lines = "\n  ".join(_told(wrong, saved, here))
         raise CheckpointError(
             f"{checkpoint.folder} is of a run with other settings, and would not continue its curve:\n  {lines}\n"
             f"Set them as they were, or name those that are meant to differ in override"
         )
+
+
+def _told(names: list[str], saved: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
+    """A line for each setting; of many in the model's own config, which others may fill by the dozen, the first few."""
+    of_the_model = [name for name in names if name.startswith("model.")]
+    kept = of_the_model[:FEW] if len(of_the_model) > FEW + 1 else of_the_model
+    for name in names:
+        if name in kept or name not in of_the_model:
+            yield f"{name}: {saved.get(name)!r} in the checkpoint, {here.get(name)!r} now"
+    if rest := len(of_the_model) - len(kept):
+        yield f"{rest} more of the model's config: it is another model"
 
 
 def _plain(value: Any) -> Any:

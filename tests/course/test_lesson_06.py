@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tinytrain.corpus import Corpus, Document
-from tinytrain.course.lesson_06 import accumulate, bytes_kept, cut, smooth, speeches, train
+from tinytrain.course.lesson_06 import accumulate, bytes_kept, cut, speeches, train
 from tinytrain.model import GPT, PRESETS
 
 
@@ -59,11 +59,6 @@ def test_speeches_are_what_stands_between_blank_lines():
     assert [bytes(speech.tolist()) for speech in found] == [b"HAMLET\nTo be", b"x" * 65]
     assert [batch["labels"].shape[0] for batch in cut(found * 3, 4)] == [4, 2]
     assert accumulate(GPT(PRESETS["nano"]), cut(found, 2)) > 5
-
-
-def test_smoothing_takes_means_and_says_where_they_end():
-    ends, means = smooth([1.0, 3.0, 5.0, 7.0, 9.0], width=2)
-    assert (list(ends), means) == ([2, 4], [2.0, 6.0])
 
 
 def test_bytes_are_kept_for_one_micro_batch_or_for_all_and_the_gradient_is_the_same():

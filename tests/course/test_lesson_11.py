@@ -5,7 +5,7 @@ import torch
 
 from tinytrain.course import nan_models
 from tinytrain.course.lesson_11 import CASES, CheckedScaler, GrowingScaler, train, under_train_step
-from tinytrain.course.nan_show import hunt, lead, questions, scale_warns, show_log, show_rerun, side_by_side, smooth
+from tinytrain.course.nan_show import hunt, lead, questions, scale_warns, show_log, show_rerun, side_by_side
 from tinytrain.course.nan_trial import difference
 
 SHORT = {"headline": 90, "softmax": 45, "now and then": 50, "standstill": 45, "soaring": 112, "one batch": 62}
@@ -158,8 +158,3 @@ def test_cases_stand_side_by_side(sick, capsys):
     count = str(len(sick["standstill"].bad))
     assert head[0] == "case" and standstill[1:] == ["40", "none", "blocks.0.norm1", "backward", *[count] * 3]
     assert " ".join(one_batch) == "one batch none 60 outside the model 1 1 1"
-
-
-def test_a_mean_of_five_leaves_gaps_where_there_was_no_number():
-    assert smooth([1.0, 3.0, math.nan, 5.0], width=2)[:2] == [1.0, 2.0]
-    assert math.isnan(smooth([1.0, 3.0, math.nan, 5.0], width=2)[2]) and smooth([math.nan, 5.0], width=2)[1] == 5.0

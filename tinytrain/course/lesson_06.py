@@ -148,13 +148,3 @@ def bytes_kept(model: nn.Module, micro_batches: Sequence[Batch], *, one_backward
     if losses:
         sum(losses).backward()
     return most
-
-
-def smooth(losses: Sequence[float], width: int = 10) -> tuple[Sequence[int], list[float]]:
-    """Means over ``width`` updates each, and the updates where they end.
-
-    >>> smooth([1.0, 3.0, 5.0, 7.0, 9.0], width=2)
-    (range(2, 6, 2), [2.0, 6.0])
-    """
-    ends = range(width, len(losses) + 1, width)
-    return ends, [sum(losses[end - width : end]) / width for end in ends]

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from tinytrain.course.means import running_mean
 from tinytrain.course.nan_trial import IGNORED, Trial
 from tinytrain.watch.labels import frame
 from tinytrain.watch.nan_hunt import NanHunt
@@ -48,22 +49,13 @@ def show_rerun(sick: Trial, mended: Trial, title: str, **others: Trial) -> Figur
     """The loss of the sick and of the mended run, and of others by name, over the batches."""
     figure, ax = plt.subplots(figsize=(7.5, 3.4), layout="constrained")
     trials = {"sick": sick, "mended": mended} | {name.replace("_", " "): other for name, other in others.items()}
-    curves = {name: (range(len(trial.run)), smooth(trial.series("loss"))) for name, trial in trials.items()}
+    curves = {name: (range(len(trial.run)), running_mean(trial.series("loss"), 5)) for name, trial in trials.items()}
     plot_curves(ax, curves, title=title, x="batch", y="loss (nats), mean of 5")
     line = next(line for line in ax.lines if line.get_color() == INKS[0][0])  # the sick run, over the others
     line.set(linewidth=3.0, alpha=0.7)
     if gone := [n for n in range(1, len(sick.run)) if n in set(sick.nans) and n - 1 not in set(sick.nans)]:
         ax.plot(gone, [curves["sick"][1][n - 1] for n in gone], "x", color="#b00020", markersize=6)
     return figure
-
-
-def smooth(values: list[float], width: int = 5) -> list[float]:
-    """The mean of each value and those before it, ``width`` in all; where the value itself is not finite, NaN."""
-    means = []
-    for n, value in enumerate(values):
-        near = [v for v in values[max(0, n - width + 1) : n + 1] if math.isfinite(v)]
-        means.append(sum(near) / len(near) if math.isfinite(value) else math.nan)
-    return means
 
 
 def look_at_data(trial: Trial, batches: list[int]) -> None:

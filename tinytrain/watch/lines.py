@@ -33,11 +33,10 @@ class Look:
 
 
 LOOKS = [
-    *(Look(*INKS[i][:2], dashes) for i, dashes in enumerate(("-", "--", ":", "-."))),
-    Look("#333333", "#333333", "-", "o"),
-    Look("#d55e00", "#a34700", "--", "s"),
-    Look("#56b4e9", "#1f6f9f", "-", "^"),
-    Look("#8c6d31", "#6b5220", "-.", "D"),
+    Look(ink, text, dashes, sign)
+    for (ink, text, _), dashes, sign in zip(
+        INKS, ("-", "--", ":", "-.", "-", "--", "-", "-."), ("", "", "", "", "o", "s", "^", "D"), strict=True
+    )
 ]
 
 

@@ -13,7 +13,8 @@ from tinytrain.watch.svg import INKS
 __all__ = ["plot_bars", "plot_curves", "plot_matrix", "plot_paths", "plot_run", "plot_runs", "plot_seeds"]
 
 Points = tuple[Sequence[float], Sequence[float]]
-STYLES = ("-", "-", "--", ":")  # with the colours and the labels at the ends, lines differ in grey as well
+# With the colours and the labels at the ends, lines differ in grey as well.
+STYLES = ("-", "-", "--", ":", "-.", (0, (1, 1)), (0, (8, 2)), (0, (4, 1, 1, 1)))
 
 
 def plot_curves(

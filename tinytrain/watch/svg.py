@@ -15,6 +15,10 @@ INKS = (
     ("#e69f00", "#8a5f00", "7 3"),
     ("#009e73", "#00664a", "2 3"),
     ("#cc79a7", "#8f4570", "9 3 2 3"),
+    ("#333333", "#333333", "1 3"),
+    ("#d55e00", "#a34700", "12 4"),
+    ("#56b4e9", "#1f6f9f", "9 3 2 3 2 3"),
+    ("#8c6d31", "#6b5220", "4 2"),
 )
 ALARM = "#b00020"
 EARLIER = "#a6a6a6"
@@ -36,7 +40,7 @@ class Panel:
 
     def __iter__(self) -> Iterator[tuple[Curve, Sequence[Bin], tuple[str, str, str]]]:
         """Each curve with its bins and its ink."""
-        return ((c, b, INKS[i % 4]) for i, (c, b) in enumerate(zip(self.curves, self.bins, strict=True)))
+        return ((c, b, INKS[i % len(INKS)]) for i, (c, b) in enumerate(zip(self.curves, self.bins, strict=True)))
 
     def ticks(self, axis: Axis) -> list[tuple[int, str]]:
         """Pixels and texts of an axis's round values; none while there is nothing to measure."""
