@@ -45,6 +45,30 @@ def test_rows_that_are_not_shifted_are_found_behind_those_that_are_cut_out(batch
     assert line.passed is False and line.measured.endswith(f"of {8 * (T - 1)} labels are the next token")
 
 
+def padded(lengths, end=1, padding=0):
+    """Rows that end with ``end`` and are padded, without a mask that says where."""
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.cat([torch.randint(2, V, (n,), generator=draw), torch.tensor([end])]) for n in lengths]
+    ids = torch.full((len(rows), max(lengths)), padding)
+    labels = torch.full_like(ids, -100)
+    for row, (i, given) in zip(rows, enumerate(lengths), strict=True):
+        ids[i, :given], labels[i, :given] = row[:-1], row[1:]
+    return {"input_ids": ids, "labels": labels}
+
+
+def test_the_end_of_a_padded_row_is_no_mismatch_where_no_mask_says_what_is_padding():
+    line = preflight(Plain(), padded([3, 6, 20]))["labels shifted once"]
+    assert line.passed is True
+    assert line.measured.startswith("26 of 26 labels are the next token; without attention_mask, id 0 behind")
+
+
+@pytest.mark.parametrize("spoil", [lambda b: b["labels"][1, :1].fill_(1), lambda b: b["input_ids"][0, 5:6].add_(9)])
+def test_but_a_wrong_label_is_one_and_so_are_other_tokens_behind_the_end(spoil):
+    spoil(batch := padded([3, 6, 20]))
+    line = preflight(Plain(), batch)["labels shifted once"]
+    assert line.passed is False and "Were rows and labels shuffled apart" in str(line)
+
+
 def test_a_batch_without_any_target_fails(batch):
     report = preflight(Plain(), {**batch, "labels": torch.full_like(batch["labels"], -100)})
     assert report["labels shifted once"].passed is False and not report.passed

@@ -170,10 +170,22 @@ def labels_line(subject: Subject) -> Line:
         if perfect:
             return Line(name, None, f"not tested: {said}, and also {SHIFTS[perfect[0]]}: these rows repeat themselves")
         return Line(name, True, said)
+    if "attention_mask" not in batch and (tail := _same_id_behind_the_targets(ids, labels)) is not None:
+        n, of = _agreement(ids, labels, ~tail, batch.get("doc_ids"), 1)
+        if 0 < n == of:
+            padding = f"id {ids[tail][0]} behind a row's last target is taken for padding"
+            return Line(name, True, f"{n} of {of} labels are the next token; without attention_mask, {padding}")
     cure = "labels[b,t] must be input_ids[b,t+1]: shift once, in the data. Neither loss nor model shifts again"
     if perfect:
         return Line(name, False, f"{said}; all are {SHIFTS[perfect[0]]}", f"{cure}.")
     return Line(name, False, said, f"{cure}. Were rows and labels shuffled apart, or is this noise on purpose?")
+
+
+def _same_id_behind_the_targets(ids: Tensor, labels: Tensor) -> Tensor | None:
+    """``[B,T]``: what stands behind the last target of each row, if it is one and the same id; None otherwise."""
+    targets_to_come = (labels != IGNORE_INDEX).flip(1).cumsum(1).flip(1)
+    tail = targets_to_come == 0
+    return tail if len(ids[tail].unique()) == 1 else None
 
 
 def _agreement(ids: Tensor, labels: Tensor, real: Tensor, doc_ids: Tensor | None, shift: int) -> tuple[int, int]:
