@@ -41,6 +41,8 @@ def test_it_goes_on_past_the_models_positions(model):
 def test_bad_prompts_and_temperatures_are_refused(model):
     with pytest.raises(ValueError, match=r"shape \[1, 0\]"):
         generate(model, torch.zeros(1, 0, dtype=torch.long), 1)
+    with pytest.raises(TypeError, match=r"ids is a list; a prompt is a tensor \[B,T\]"):
+        generate(model, [[1, 2]], 1)
     with pytest.raises(ValueError, match="temperature=-1"):
         generate(model, torch.zeros(1, 1, dtype=torch.long), 1, temperature=-1)
     with pytest.raises(ValueError, match="prompt is empty"):

@@ -132,3 +132,16 @@ def test_a_line_that_is_no_record_is_named_by_file_and_number(tmp_path, line):
     (tmp_path / "log.jsonl").write_bytes(b'{"batch": 1}\n' + line + b"\n")
     with pytest.raises(ValueError, match=r"log\.jsonl, line 2: "):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("after", [None, 0])
+def test_a_log_that_is_open_is_refused_to_others_and_keeps_its_lines(tmp_path, after):
+    with RunLog(tmp_path) as log:
+        log.write({"batch": 1})
+        with pytest.raises(BlockingIOError, match="being written by another run"):
+            RunLog(tmp_path, after=after)
+        log.write({"batch": 2})
+    assert [record["batch"] for record in read_run(tmp_path)] == [1, 2]
+    with pytest.raises(FileExistsError):
+        RunLog(tmp_path)
+    RunLog(tmp_path, after=2).close()  # the refusal holds nothing

@@ -291,3 +291,33 @@ def test_a_function_that_gives_no_batch_to_validate_on_is_refused(model, data):
 def test_evaluations_without_anything_to_evaluate_on_are_refused(model, data):
     with pytest.raises(ValueError, match=r"eval_every=7 asks for evaluations.*validation=\[\.\.\.\]"):
         Trainer(model, data, replace(CONFIG, eval_every=7)).fit()
+
+
+def test_an_optimizer_of_another_model_is_refused(model, data):
+    for others in ([], model.parameters()):
+        optimizer = torch.optim.AdamW([*others, torch.nn.Parameter(torch.zeros(3))])
+        n = len(optimizer.param_groups[0]["params"])
+        with pytest.raises(ValueError, match=f"^1 of the optimizer's {n} parameters are not the model's: make the opt"):
+            Trainer(model, data, CONFIG, optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (GPT, "model is the class GPT: give a model"),
+        ([], "model is a list: give"),
+    ],
+)
+def test_what_is_no_model_is_refused(data, given, words):
+    with pytest.raises(TypeError, match=words):
+        Trainer(given, data, CONFIG)
+
+
+def test_validation_that_is_one_batch_or_has_no_target_is_refused(model, data, rows):
+    batch = next(iter(rows.batches(4)))
+    with pytest.raises(TypeError, match=r"validation is a dict, which is one batch: give a list, \[batch\]"):
+        Trainer(model, data, CONFIG, validation=batch)
+    nothing = batch | {"labels": torch.full_like(batch["labels"], -100)}
+    with pytest.raises(ValueError, match="validation has no target: every label in it is -100"):
+        Trainer(model, data, CONFIG, validation=[nothing, nothing]).fit()
+    assert Trainer(model, data, CONFIG, validation=[nothing, batch]).fit().record["eval_loss"] > 0

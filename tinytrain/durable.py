@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 class _Hashing:
     """A file that hashes what passes through it, so that nothing is read back to be hashed."""
@@ -84,3 +89,33 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hold(folder: Path) -> int | None:
+    """Hold a folder for one writer, until ``release`` or the end of the process, be it a kill.
+
+    Returns what ``release`` takes; None where there are no such locks (Windows, some network disks). Then nothing is
+    held. Raises ``BlockingIOError`` while somebody else holds the folder.
+    """
+    if fcntl is None:
+        return None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise BlockingIOError(
+            f"{folder} is being written by another run, which is still going. Wait until it has ended, stop it, or "
+            f"choose another folder"
+        ) from None
+    except OSError:  # a disk that has no locks
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def release(held: int | None) -> None:
+    """Let go of what ``hold`` returned."""
+    if held is not None:
+        fcntl.flock(held, fcntl.LOCK_UN)  # also for child processes that have inherited it
+        os.close(held)

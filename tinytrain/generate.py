@@ -33,6 +33,8 @@ def generate(
 
     Raises ``ValueError`` for an empty prompt and for a negative temperature.
     """
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids is a {type(ids).__name__}; a prompt is a tensor [B,T], such as torch.tensor([[1, 2, 3]])")
     if ids.dim() != 2 or ids.shape[1] == 0:
         raise ValueError(f"ids have shape {list(ids.shape)}; a prompt is [B,T] with at least one token")
     if not (math.isfinite(temperature) and temperature >= 0):

@@ -102,11 +102,19 @@ def check_optimizer_state(
     return by_name
 
 
+def check_parameters(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Raise ``ValueError`` for an optimizer that was made for another model, and would train nothing of this one."""
+    _names(optimizer, model)
+
+
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[Tensor, str]:
     known = {p: name for name, p in model.named_parameters()}
     params = [p for group in optimizer.param_groups for p in group["params"]]
     if strangers := sum(p not in known for p in params):
-        raise ValueError(f"{strangers} of the optimizer's {len(params)} parameters are not the model's")
+        raise ValueError(
+            f"{strangers} of the optimizer's {len(params)} parameters are not the model's: make the optimizer from "
+            f"model.parameters() once the model is built, loaded and shared out"
+        )
     return {p: known[p] for p in params}
 
 

@@ -126,7 +126,7 @@ def check_float32(model: nn.Module) -> None:
         if parameter.requires_grad and parameter.dtype in (torch.float16, torch.bfloat16):
             raise ValueError(
                 f"parameter {name} is {parameter.dtype}: keep weights in float32 (model.float()) and choose the "
-                f"precision of the computation with Precision('bf16') or Precision('fp16')"
+                f"precision of the computation: TrainConfig(precision='bf16'), or Precision('bf16') for a step"
             )
 
 

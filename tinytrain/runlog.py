@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tinytrain.durable import naming, replace_file
+from tinytrain.durable import hold, naming, release, replace_file
 
 FIELDS = {
     "batch": "global batches consumed, this one included",
@@ -52,7 +52,8 @@ class RunLog:
 
     With ``after=n`` the log in ``folder`` goes on behind the line of batch n: lines behind it, which a resumed run
     makes again, are dropped, and so is a line that a kill cut off. Without ``after`` a new log begins, and
-    ``FileExistsError`` is raised if there is one already: two runs in one file could not be told apart.
+    ``FileExistsError`` is raised if there is one already: two runs in one file could not be told apart. While a log is
+    open, nobody else can open one in its folder: ``BlockingIOError``.
     """
 
     FILE = "log.jsonl"
@@ -60,13 +61,19 @@ class RunLog:
     def __init__(self, folder: str | Path, *, after: int | None = None) -> None:
         self.path = Path(folder) / self.FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._last_batch = 0 if after is None or not self.path.exists() else self._cut_behind(after)
+        self._file: TextIO | None = None
+        self._held = hold(self.path.parent)
         try:
-            self._file: TextIO | None = self.path.open("x" if after is None else "a", encoding="utf-8", newline="\n")
+            self._last_batch = 0 if after is None or not self.path.exists() else self._cut_behind(after)
+            self._file = self.path.open("x" if after is None else "a", encoding="utf-8", newline="\n")
         except FileExistsError:
+            self.close()
             raise FileExistsError(
                 f"{self.path} is the log of an earlier run. Resume that run, choose another folder, or move it away"
             ) from None
+        except BaseException:
+            self.close()
+            raise
 
     def _cut_behind(self, batch: int) -> int:
         """Keep the lines up to that of ``batch``; returns the last batch that is kept."""
@@ -93,10 +100,14 @@ class RunLog:
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        if self._file is not None:
-            with naming(self.path):
-                self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        held, self._held = self._held, None
+        try:
+            if file is not None:
+                with naming(self.path):
+                    file.close()
+        finally:
+            release(held)
 
     def __enter__(self) -> "RunLog":
         return self

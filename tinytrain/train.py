@@ -5,7 +5,7 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from tinytrain.distributed.wrap import exchange_seconds, is_sharded, replicate, 
 from tinytrain.generators import TorchStates, keep_generators, part_from_process, restore_all, torch_states
 from tinytrain.interrupt import Interrupt, deferred_interrupt
 from tinytrain.nonfinite import first_nonfinite
-from tinytrain.optimizer import build_adamw
+from tinytrain.optimizer import build_adamw, check_parameters
 from tinytrain.precision import Precision, check_float32
 from tinytrain.record import record_of
 from tinytrain.resume import generators_of, nothing_saved, read_newest, restore, settings_of
@@ -112,6 +112,11 @@ class Trainer:
         optimizer: torch.optim.Optimizer | None = None,
         bytes_per_token: float | None = None,
     ) -> None:
+        if not isinstance(model, nn.Module):
+            given = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+            raise TypeError(f"model is {given}: give a model, an nn.Module that was made")
+        if isinstance(validation, Mapping):
+            raise TypeError(f"validation is a {type(validation).__name__}, which is one batch: give a list, [batch]")
         if isinstance(validation, Iterator):
             raise TypeError("validation is an iterator, which is empty after one evaluation: pass list(...) of it")
         if not callable(data) and not hasattr(data, "__getitem__") and not hasattr(data, "share"):
@@ -129,6 +134,7 @@ class Trainer:
         self.optimizer = optimizer or build_adamw(
             unwrap(model), lr=config.max_lr, weight_decay=config.weight_decay, betas=config.betas, eps=config.eps
         )
+        check_parameters(self.optimizer, unwrap(model))
         self.processes, self.rank = sharers(model), rank()
         self.precision = Precision(config.precision)
         self.step = self.batch = self.tokens_seen = self.skipped_steps = self.skipped_in_a_row = 0

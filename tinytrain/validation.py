@@ -9,6 +9,7 @@ from tinytrain.bits import bits_per_byte
 from tinytrain.data import without_targets
 from tinytrain.distributed.wrap import same_buffers
 from tinytrain.generators import keep_generators
+from tinytrain.loss import IGNORE_INDEX, count_targets
 from tinytrain.step import check_micro_batches, evaluate
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ def try_validation(trainer: "Trainer") -> None:
             raise ValueError("validation holds no batch: give at least one, or None for no evaluation")
         check_micro_batches([first])
         evaluate(trainer.model, [first], precision=trainer.precision)
+        if not any(count_targets(batch["labels"]) for batch in trainer.validation):  # mostly the first one has some
+            raise ValueError(f"validation has no target: every label in it is {IGNORE_INDEX}, so its loss would be NaN")
 
 
 def validate(trainer: "Trainer") -> dict[str, float]:
