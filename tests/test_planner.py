@@ -23,6 +23,8 @@ from tinytrain.watch.planner import (
 )
 from tinytrain.watch.tensor_memory import TensorMemory
 
+pytestmark = pytest.mark.filterwarnings("ignore:this CPU has no hardware for")  # here BF16 is counted, not timed
+
 
 def config_of(V, D, L, T=64, H=4):
     return ModelConfig(vocab_size=V, d_model=D, n_layers=L, n_heads=H, max_positions=T)

@@ -102,7 +102,7 @@ def _run(options: Train, *, resumed: bool = False, override: Collection[str] = (
         max_lr=options.max_lr,
         warmup_steps=options.steps // 20 if options.warmup_steps is None else options.warmup_steps,
         weight_decay=options.weight_decay,
-        eval_every=options.eval_every,
+        eval_every=options.eval_every if text.valid else None,
         precision=options.precision,
         checkpoint_every=options.checkpoint_every,
         out=options.out,

@@ -56,10 +56,9 @@ def check_name_it(answer: Callable[[list[float], dict[int, float]], str], report
     report.need("returns one of the five names", not other, told)
     for kind in NAMES:
         values = [value for wanted, value in given if wanted == kind]
-        wrong = next((value for value in values if value != kind), "")
-        report.that(
-            f'"{kind}" is named in {len(values)} of {len(values)} runs', not wrong, _MIXED.get((kind, wrong), _ORDER)
-        )
+        wrong = [value for value in values if value != kind]
+        told = f"It is in {len(values) - len(wrong)}. {_MIXED.get((kind, wrong[0]), _ORDER)}" if wrong else ""
+        report.that(f'"{kind}" is named wherever it should be, in {len(values)} runs', not wrong, told)
 
 
 _ORDER = "Ask in the order of the text, each time with the numbers that it gives."

@@ -83,8 +83,8 @@ def _question(kind: str) -> Paper:
 def check_run_on_paper(answer: Callable[..., tuple[int, float]], report: Report) -> None:
     """Runs drawn anew: with a small rest, with a large one, with none, one update that is enough, and a short text."""
     asked = {
-        "most of an update over": _question("large"),
-        "a few tokens over": _question("small"),
+        "most of an update left": _question("large"),
+        "a few tokens left": _question("small"),
         "tokens that fill the last update": _question("none"),
     }
     single = _question("none")
@@ -167,7 +167,8 @@ def check_what_it_did(answer: Callable[[Arm, Arm], str], report: Report) -> None
     report.that(f'the prediction: of {told} it says "{right(*PREDICTED)}"', values[0] == right(*PREDICTED), likely)
     for word in WORDS:
         ours = [value == word for case, value in zip(cases, values, strict=True) if right(*case) == word]
-        report.that(f'"{word}" is said in {len(ours)} of {len(ours)} such cases', all(ours), likely)
+        told = f"It is in {sum(ours)}. {likely}"
+        report.that(f'"{word}" is said wherever it should be, in {len(ours)} cases', all(ours), told)
 
 
 EXERCISES = (

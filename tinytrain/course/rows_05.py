@@ -61,7 +61,7 @@ def need_tensors(report: Report, name: str, batch: Batch, keys: tuple[str, ...],
         isinstance(batch, dict) and set(keys) <= set(batch),
         f"It returned {sorted(batch) if isinstance(batch, dict) else type(batch).__name__}.",
     )
-    shown = ["rows" if size is None else size for size in shape]
+    shown = f"[{', '.join('rows' if size is None else str(size) for size in shape)}]"
     for key in keys:
         value = batch[key]
         fits = isinstance(value, Tensor) and value.dim() == 2

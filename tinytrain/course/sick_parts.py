@@ -73,7 +73,8 @@ def train(
     A run that ends with an error of the Trainer has its log, too. ``growth_interval`` is that of the loss scale, for
     2,000 updates are more than a small run has. ``stop_after`` batches the run stops and is resumed.
     """
-    defaults = {"total_steps": STEPS, "max_lr": LR, "warmup_steps": WARMUP_STEPS, "eval_every": EVAL_EVERY}
+    defaults = {"total_steps": STEPS, "max_lr": LR, "warmup_steps": WARMUP_STEPS}
+    defaults["eval_every"] = None if validation is None else EVAL_EVERY
     settings = defaults | settings | {"out": folder}
 
     def begin(stops: Callable[[dict[str, Any]], bool]) -> Trainer:

@@ -36,6 +36,8 @@ def left_out(finite: np.ndarray, shown: np.ndarray) -> str:
 def label_ends(ax: Axes, labels: Sequence[EndLabel], gap: float = 0.06) -> None:
     """Write each label beside the right edge at its height, pushed apart where they would overlap.
 
+    From a label that was pushed away, a thin line leads to where it belongs.
+
     ``gap`` is the least distance of two labels, as a share of the height of the axes.
     """
     if not labels:
@@ -44,12 +46,19 @@ def label_ends(ax: Axes, labels: Sequence[EndLabel], gap: float = 0.06) -> None:
     low, high = scale.transform(np.array(ax.get_ylim(), dtype=float))
     labels = sorted(labels, key=lambda label: label[0])
     heights = scale.transform(np.array([value for value, _, _ in labels], dtype=float))
-    apart = spread_out(np.clip(heights, low, high).tolist(), gap=gap * (high - low), top=float(high))
-    for height, (_, label, colour) in zip(scale.inverted().transform(np.array(apart)), labels, strict=True):
+    own = np.clip(heights, low, high)
+    apart = np.array(spread_out(own.tolist(), gap=gap * (high - low), top=float(high)))
+    pushed = np.abs(apart - own) > 0.5 * gap * (high - low)
+    own, apart = (scale.inverted().transform(places) for places in (own, apart))
+    for place, height, is_pushed, (_, label, colour) in zip(own, apart, pushed, labels, strict=True):
+        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
         ax.annotate(
             label,
-            xy=(1.01, float(height)),
+            xy=(1.0, float(place)),
+            xytext=(1.03 if pushed.any() else 1.01, float(height)),
             xycoords=("axes fraction", "data"),
+            textcoords=("axes fraction", "data"),
+            arrowprops=leader if is_pushed else None,
             color=colour,
             fontsize=9,
             va="center",
