@@ -255,6 +255,11 @@ def changed(tokenizer, place, value):
         (("model", "dropout"), 0.1, "dropout is 0.1"),
         (("model", "ignore_merges"), True, "ignore_merges is True"),
         (("model", "vocab", "ab"), 1, "ids are not 0"),
+        (
+            ("model",),
+            {"type": "BPE", "vocab": {"<|endoftext|>": 0, "a": 1}, "merges": []},
+            "255 of the 256 bytes have no token",
+        ),
         (("model", "vocab", "三"), 400, "1 of its tokens are no bytes, such as '三'"),
     ],
 )

@@ -33,6 +33,8 @@ def test_the_minimum_is_a_tenth_also_of_a_maximum_that_is_replaced():
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
+        ({"checkpoint_every": 3}, r"need a folder: set TrainConfig\.out"),
+        ({"weights_every": 3}, r"need a folder: set TrainConfig\.out"),
         ({"weight_decay": math.nan}, "weight_decay=nan"),
         ({"weight_decay": -1.0}, "weight_decay=-1"),
         ({"betas": (0.9, 1.5)}, "betas="),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tinytrain.watch.curve import Curve
+from tinytrain.watch.curve import Curve, number
 
 
 def filled(values, max_bins=160):
@@ -61,3 +61,8 @@ def test_a_sparkline_falls_with_the_curve_and_marks_nan():
 def test_an_odd_number_of_bins_is_refused():
     with pytest.raises(ValueError, match="max_bins=5"):
         Curve("loss", max_bins=5)
+
+
+@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (2_000_000.0, "2,000,000"), (-math.inf, "-inf")])
+def test_numbers_of_many_digits_have_no_decimals(value, text):
+    assert number(value) == text

@@ -192,3 +192,12 @@ def test_layers_without_a_shape_and_a_mode_without_gradients_are_refused(batch):
     with torch.inference_mode():
         report = preflight(Plain(), batch)
     assert report.failed == ("shapes and dtypes",) and "Call preflight outside" in str(report)
+
+
+def test_a_batch_whose_labels_have_their_tokens_elsewhere_is_not_judged(batch):
+    alone = {"input_ids": batch["input_ids"][:, :1], "labels": batch["labels"][:, :1]}
+    report = preflight(Plain(), alone)
+    assert report["labels shifted once"].passed is None
+    assert "no target of this batch has its token in the same row" in str(report["labels shifted once"])
+    leak = report["no future leak (train, without padding mask)"]
+    assert leak.passed is None and "rows of two tokens or more" in str(leak)

@@ -170,7 +170,7 @@ def test_without_ipywidgets_a_picture_moves_and_that_is_said_once(kernel):
     """)
     assert printed(seen).count("no Stop button without ipywidgets") == 1
     assert [set(c["data"]) for c in of(seen, "display_data")] == [{"image/svg+xml", "text/plain"}] * 2
-    assert len(of(seen, "update_display_data")) == 6
+    assert 4 <= len(of(seen, "update_display_data")) <= 6  # one less each where drawing takes longer than the pause
     assert not of(seen, "comm_open")
 
 

@@ -211,3 +211,9 @@ def test_it_prints_what_a_reader_asks_for():
         "hours at 40%",
     ):
         assert part in words
+
+
+@pytest.mark.parametrize("nothing", [{"micro_batch_size": 0}, {"row_length": 0}, {"shards": 0}])
+def test_memory_of_no_rows_positions_or_shards_is_refused(nothing):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        memory_of(PRESETS["nano"], **({"micro_batch_size": 1} | nothing))

@@ -214,9 +214,7 @@ def check_smoothed_loss(answer: Callable[[Tensor, Tensor, float], Tensor], repor
 
 def _likely_smoothed(value: Tensor, logits: Tensor, labels: Tensor, smoothing: float) -> str:
     if not value.isfinite():
-        return (
-            f"It is {value.item()}: a chance became 0, and its ln infinite. log_softmax does both in one step."
-        )
+        return f"It is {value.item()}: a chance became 0, and its ln infinite. log_softmax does both in one step."
     V, is_target = logits.shape[-1], labels != -100
     minus_ln = -logits.log_softmax(-1)
     right, even = F.cross_entropy(logits, labels), minus_ln[is_target].mean()
