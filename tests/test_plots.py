@@ -141,3 +141,12 @@ def test_up_to_eight_lines_have_a_colour_and_a_dash_of_their_own(ax):
     lines = ax.lines[:8]
     assert len({line.get_color() for line in lines}) == 8
     assert len({str(line._unscaled_dash_pattern) for line in lines}) == 7  # the first two are solid, blue and orange
+
+
+def test_a_label_that_is_pushed_away_is_joined_to_its_place(ax):
+    plot_curves(ax, {"low": ([0, 1], [0, 1]), "high": ([0, 1], [0, 5])}, title="", x="", y="")
+    assert not ax.collections
+    plot_curves(ax, {"a": ([0, 1], [0, 3.0]), "b": ([0, 1], [0, 3.01])}, title="", x="", y="")
+    (leader,) = ax.collections
+    (_, start), (_, end) = leader.get_segments()[0]
+    assert start in (3.0, 3.01) and abs(end - start) > 0.1

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.ticker import NullLocator
 
 EndLabel = tuple[float, str, str]
@@ -51,14 +52,14 @@ def label_ends(ax: Axes, labels: Sequence[EndLabel], gap: float = 0.06) -> None:
     pushed = np.abs(apart - own) > 0.5 * gap * (high - low)
     own, apart = (scale.inverted().transform(places) for places in (own, apart))
     for place, height, is_pushed, (_, label, colour) in zip(own, apart, pushed, labels, strict=True):
-        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        if is_pushed:
+            way = [(1.0, float(place)), (1.025, float(height))]
+            on_the_edge = {"transform": ax.get_yaxis_transform(), "clip_on": False}
+            ax.add_collection(LineCollection([way], colors=[colour], linewidths=[0.6], **on_the_edge), autolim=False)
         ax.annotate(
             label,
-            xy=(1.0, float(place)),
-            xytext=(1.03 if pushed.any() else 1.01, float(height)),
+            xy=(1.03 if pushed.any() else 1.01, float(height)),
             xycoords=("axes fraction", "data"),
-            textcoords=("axes fraction", "data"),
-            arrowprops=leader if is_pushed else None,
             color=colour,
             fontsize=9,
             va="center",
