@@ -214,6 +214,19 @@ def test_a_second_save_waits_for_the_first(tmp_path, monkeypatch):
     assert [found.step for found in store.all()] == [1, 2]
 
 
+def test_the_end_of_a_process_waits_for_a_checkpoint_also_where_a_thread_saves_that_it_does_not_wait_for(
+    tmp_path, monkeypatch
+):
+    gate, store = Gate(monkeypatch), Checkpointer(tmp_path, background=True)
+    saving = threading.Thread(target=store.save, args=(state_of(1),), kwargs={"step": 1}, daemon=True)
+    saving.start()
+    saving.join()
+    assert not store._thread.daemon
+    gate.opened.set()
+    store.close()
+    assert store.latest().step == 1
+
+
 # The copy
 
 

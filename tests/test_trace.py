@@ -179,6 +179,18 @@ def test_code_that_is_computed_again_on_the_way_back_belongs_to_its_module(reent
     assert not lines or "div in SqrtBackward0, backward, 1" in str(hunt)
 
 
+def test_what_is_computed_again_is_the_modules_also_where_its_part_is_a_list_of_others():
+    class Again(Beside):
+        def forward(self, x):
+            return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=True)
+
+    layers = nn.Sequential(nn.Linear(4, 4), Again(), nn.Linear(4, 1))
+    layers[1].lin = nn.Sequential(layers[1].lin)
+    with NanHunt(layers) as hunt:
+        layers(torch.randn(2, 4)).sum().backward()
+    assert hunt.accused == "1" and "on the way back to 1.lin.0, in its own code" in str(hunt)
+
+
 def test_what_is_computed_again_beside_a_module_belongs_to_the_module_around_both():
     class Inner(nn.Module):
         def __init__(self):
