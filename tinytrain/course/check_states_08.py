@@ -18,6 +18,8 @@ DRAWS: dict[str, Callable[[], list[float]]] = {
     "NumPy's normal": lambda: [float(np.random.standard_normal())],
     "torch's": lambda: torch.rand(3).tolist() + torch.randn(3).tolist(),
 }
+LEAST = 10_000
+"""bytes: torch's state has 5,056, and Python's and NumPy's 2,500 each at least"""
 
 
 def check_generators(answer: Callable[..., dict], report: Report) -> None:
@@ -63,6 +65,13 @@ def check_generators(answer: Callable[..., dict], report: Report) -> None:
                     found[name] == wanted[name],
                     _likely_generator(name, found, wanted, later),
                 )
+        size = len(file.getvalue())
+        report.need(
+            f"{moment}: the states themselves are in the dict",
+            size > LEAST,
+            f"Saved, the dict has {size:,} bytes, and torch's state alone has 5,056. What stands in a variable beside "
+            f"it is not there when another process reads it.",
+        )
 
 
 def _move_on() -> None:

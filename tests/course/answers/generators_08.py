@@ -130,6 +130,18 @@ def two_functions(saved=None):
     return {"a": random.getstate(), "b": numpy, "c": torch.get_rng_state()}
 
 
+BESIDE: list[dict] = []
+
+
+def numbers_what_lies_beside(saved=None):
+    """Keeps all states of this process in a list, and gives only their number."""
+    if saved is None:
+        BESIDE.append(three())
+        return {"number": len(BESIDE) - 1}
+    three(BESIDE[saved["number"]])
+    return saved
+
+
 WRONG = {
     "torch's alone": (leaving_out(python=False, numpy=False), "Python's generator is not where it was"),
     "without Python's": (leaving_out(python=False), "Python's generator is not where it was"),
@@ -143,6 +155,7 @@ WRONG = {
     "nothing at all": (lambda saved=None: {} if saved is None else saved, "not the place in it"),
     "returns nothing after putting back": (returns_nothing, "It returned NoneType"),
     "NumPy's in a variable beside": (keeps_numpys_beside, "a variable beside it"),
+    "only a number": (numbers_what_lies_beside, "in a variable beside it is not there when another process"),
     "returns only the names": (returns_only_the_names, "change nothing in it"),
     "uses the saved states up": (uses_it_up, "change nothing in it"),
     "without Python's second normal number": (without_pythons_normal, "Python's generator is not where it was"),
