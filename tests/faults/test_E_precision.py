@@ -105,7 +105,9 @@ def test_E03_weights_in_half_precision_are_refused_before_the_first_update(dtype
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):  # after a forward and a backward pass
         scaler.unscale_(torch.optim.SGD(naive.parameters(), lr=0.1))
 
-    words = rf"tokens.weight is {dtype}: keep weights in float32 .*Precision\('bf16'\) or Precision\('fp16'\)"
+    words = (
+        rf"tokens.weight is {dtype}: keep weights in float32 .*TrainConfig\(precision='bf16'\), or Precision\('bf16'\)"
+    )
     model = small().to(dtype)
     with pytest.raises(ValueError, match=words):
         Trainer(model, RowBatches(rows=ROWS, batch_size=4), TrainConfig(total_steps=1, max_lr=1e-3, precision=mode))
